@@ -1,0 +1,60 @@
+"""The pool: the one allocation that all cached layers have their views of."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from jaxtyping import UInt8
+from torch import Tensor
+
+from hybridrt.cache.page_table import PhysicalId
+from hybridrt.cache.plan import CachePlan, GroupPlan, LayerPlan
+from hybridrt.cache.slabs import SlabAllocator
+
+POISON = 0xFF  # every float format reads these bytes as NaN
+
+
+class Pool:
+    """`uint8[num_slabs, slab_bytes]`, zeroed, and who holds which of its pages.
+
+    With `poison_freed_pages` a freed page is overwritten with NaN, so that
+    whoever reads it afterwards is found at once.
+    """
+
+    def __init__(
+        self, plan: CachePlan, device: torch.device, *, poison_freed_pages: bool = False
+    ) -> None:
+        self.plan = plan
+        self.allocator = SlabAllocator(
+            plan.num_slabs, [group.pages_per_slab for group in plan.groups]
+        )
+        self._poison = poison_freed_pages
+        self.bytes: UInt8[Tensor, "num_slabs slab_bytes"] = torch.zeros(
+            plan.num_slabs, plan.slab_bytes, dtype=torch.uint8, device=device
+        )
+
+    def blocks(self, group: GroupPlan) -> UInt8[Tensor, "num_blocks block_stride"]:
+        """The whole pool as kernel blocks of one group, its padding included."""
+        stride = group.block_stride
+        return self.bytes.view(-1).unflatten(0, (-1, stride))
+
+    def layer_pages(self, layer: LayerPlan) -> UInt8[Tensor, "num_blocks layer_bytes"]:
+        """The rows that a layer binds: its bytes of every kernel block of its group."""
+        blocks = self.blocks(self.plan.group(layer.group))
+        return blocks[:, layer.offset : layer.offset + layer.block_bytes]
+
+    def can_allocate(self, counts: Sequence[int]) -> bool:
+        """Whether `allocate(counts)` would succeed."""
+        return self.allocator.can_allocate(counts)
+
+    def allocate(self, counts: Sequence[int]) -> list[list[PhysicalId]]:
+        """`counts[g]` pages of every group g, or `OutOfPages` and no change."""
+        return self.allocator.allocate(counts)
+
+    def release(self, group: int, pages: Iterable[PhysicalId]) -> None:
+        """Takes one holder from each of these pages; who has none left is free."""
+        freed = [page for page in pages if self.allocator.release(group, page)]
+        if self._poison and freed:
+            self._page_view(self.plan.groups[group])[torch.tensor(freed)] = POISON
+
+    def _page_view(self, group: GroupPlan) -> UInt8[Tensor, "num_pages page_stride"]:
+        return self.bytes.view(-1).unflatten(0, (-1, group.page_stride))

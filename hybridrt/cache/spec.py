@@ -1,0 +1,105 @@
+"""What one layer stores in one kernel block.
+
+A kernel block is a run of bytes; it has no shape of its own. A `CacheSpec`
+names the tensors a layer packs into it, in order. The planner asks the spec
+how many bytes to allow and the layer asks it for views, so the two can never
+disagree.
+"""
+
+from dataclasses import dataclass
+from math import prod
+from typing import Literal, Protocol
+
+import torch
+from jaxtyping import Shaped, UInt8
+from torch import Tensor
+
+ALIGNMENT = 16  # bytes: the widest vector load, and a multiple of every itemsize
+
+Kind = Literal["full", "state"]
+"""`full`: every token is kept. `state`: one fixed-size state per sequence."""
+
+
+def align(num_bytes: int) -> int:
+    """`num_bytes` rounded up to a multiple of `ALIGNMENT`."""
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """One named tensor of a layer's cache, e.g. `State("ssm_state", (24, 64, 128), float32)`.
+
+    Token kinds have the tokens of a kernel block as one axis of the shape.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the tensor itself, without alignment."""
+        return prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSpec:
+    """The states one layer packs into a kernel block, in order, each 16-byte aligned.
+
+    `tokens` is the number of tokens in the block, None for the kind `state`,
+    whose one block a page holds a whole sequence.
+    """
+
+    kind: Kind
+    states: tuple[State, ...]
+    tokens: int | None = None
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one kernel block of this layer, alignment included."""
+        return sum(align(state.num_bytes) for state in self.states)
+
+    def unpack(self, pages: UInt8[Tensor, "num_blocks layer_bytes"]) -> tuple[Tensor, ...]:
+        """Returns one `[num_blocks, *state.shape]` view per state. Copies nothing.
+
+        Raises:
+            ValueError: a row of `pages` is not `block_bytes` long.
+        """
+        if pages.shape[1] != self.block_bytes:
+            raise ValueError(
+                f"pages of {pages.shape[1]} bytes can't hold the states "
+                f"{[state.name for state in self.states]}, which take {self.block_bytes}"
+            )
+        views: list[Tensor] = []
+        offset = 0
+        for state in self.states:
+            views.append(_view(pages[:, offset : offset + state.num_bytes], state))
+            offset += align(state.num_bytes)
+        return tuple(views)
+
+
+def _view(raw: UInt8[Tensor, "num_blocks num_bytes"], state: State) -> Shaped[Tensor, "..."]:
+    return raw.view(state.dtype).unflatten(1, state.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheFormat:
+    """What a user chooses of how layers pack their pages; the engine gives it to every layer."""
+
+    kernel_block_size: int = 16
+    kv_layout: Literal["HND", "NHD"] = "HND"
+    state_dtype: torch.dtype = torch.float32
+
+
+class Cached(Protocol):
+    """What the planner asks of a layer that caches something."""
+
+    @property
+    def mixer(self) -> str:
+        """What the layer computes: `attention`, `mla`, `mamba1` ..."""
+        ...
+
+    @property
+    def cache_spec(self) -> CacheSpec:
+        """What the layer stores in one kernel block."""
+        ...

@@ -1,0 +1,1 @@
+"""The demo checkpoint (package data) and the text that it understands."""

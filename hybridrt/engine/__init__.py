@@ -1,0 +1,1 @@
+"""The engine: schedule -> run -> commit, and what it takes to load a model for it."""

@@ -1,0 +1,243 @@
+"""The engine: `schedule -> run -> commit`, one step at a time."""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from hybridrt.cache.plan import CachePlan
+from hybridrt.cache.sequence_pages import SequencePages
+from hybridrt.config import EngineConfig
+from hybridrt.engine.checkpoint import read_generation_config
+from hybridrt.engine.detokenizer import Detokenizer
+from hybridrt.engine.loading import draw_up, load
+from hybridrt.engine.runner import RowResult, Runner
+from hybridrt.engine.sampler import derive_seed
+from hybridrt.engine.scheduler import Row, Scheduler
+from hybridrt.engine.sequence import Sequence
+from hybridrt.engine.tokenizer import Tokenizer
+from hybridrt.request import Request, RequestMetrics, RequestOutput
+
+CACHE_NOTE = "disabled"
+"""Why no token came from the cache: prefixes are not reused yet."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A request in the engine: its sequences, and when things happened to it."""
+
+    request: Request
+    sequences: list[Sequence]
+    arrival_time: float = field(default_factory=time.monotonic)
+    first_scheduled_time: float | None = None
+    first_token_time: float | None = None
+
+    @property
+    def finished(self) -> bool:
+        return all(sequence.finish_reason for sequence in self.sequences)
+
+
+class Engine:
+    """A loaded model, its cache, and the requests on their way through it.
+
+    Raises:
+        ValueError: the config or the checkpoint is wrong; nothing has been loaded.
+    """
+
+    def __init__(self, config: EngineConfig, *, progress: bool = False) -> None:
+        blueprint = draw_up(config)
+        self.config = blueprint.config
+        self.plan: CachePlan = blueprint.plan
+        self.model = blueprint.model
+        self.tokenizer = Tokenizer.from_directory(blueprint.directory)
+        self.eos_token_ids = _eos_token_ids(
+            read_generation_config(blueprint.directory).get("eos_token_id"),
+            self.model.config.eos_token_ids,
+        )
+        self.pool = load(blueprint, progress=progress)
+        self.pages = SequencePages(self.pool)
+        self._scheduler = Scheduler(self.config, self.pages)
+        self._runner = Runner(
+            self.model,
+            self.pages,
+            self.plan.groups,
+            blueprint.device,
+            self._token_text,
+            self.eos_token_ids,
+        )
+        self._entries: dict[str, _Entry] = {}
+        self._num_requests = 0
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of the longest sequence, prompt and output together."""
+        assert self.config.max_model_len is not None
+        return self.config.max_model_len
+
+    @property
+    def has_unfinished(self) -> bool:
+        return self._scheduler.has_unfinished
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that hold pages."""
+        return self._scheduler.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that wait for pages."""
+        return self._scheduler.num_waiting
+
+    def add_request(self, request: Request) -> None:
+        """Puts a request in line.
+
+        Raises:
+            ValueError: it can't be served, now or ever; nothing was changed.
+        """
+        self._check(request)
+        seed = request.sampling_params.seed
+        if seed is None:
+            seed = derive_seed(self.config.seed, self._num_requests)
+        sequences = [
+            self._sequence(request, index, derive_seed(seed, index))
+            for index in range(request.sampling_params.n)
+        ]
+        self._num_requests += 1
+        self._entries[request.request_id] = _Entry(request, sequences)
+        for sequence in sequences:
+            self._scheduler.add(sequence)
+
+    def step(self) -> list[RequestOutput]:
+        """Runs one step and returns the requests that it changed.
+
+        Whatever it raises, nothing is lost: the requests in it start over from their
+        tokens at the next step.
+        """
+        rows = self._scheduler.schedule()
+        if not rows:
+            return []
+        self._note_scheduled(rows)
+        try:
+            results = self._runner.run(rows)
+        except BaseException:
+            self._scheduler.preempt_all(rows)
+            raise
+        return self._commit(rows, results)
+
+    def abort(self, request_id: str) -> None:
+        """Drops a request and frees its pages. One that is not there is left alone."""
+        entry = self._entries.pop(request_id, None)
+        for sequence in entry.sequences if entry else ():
+            if sequence.finish_reason is None:
+                self._scheduler.remove(sequence)
+
+    def _commit(self, rows: Iterable[Row], results: Iterable[RowResult]) -> list[RequestOutput]:
+        self._scheduler.commit(rows)
+        touched: dict[str, None] = {}
+        for row, result in zip(rows, results, strict=True):
+            sequence = row.sequence
+            if sequence.prompt_logprobs is not None:
+                sequence.prompt_logprobs.extend(result.prompt_logprobs)
+            if result.token is not None:
+                self._take_token(sequence, result)
+                touched[sequence.request.request_id] = None
+        return [self._output(request_id) for request_id in touched]
+
+    def _take_token(self, sequence: Sequence, result: RowResult) -> None:
+        assert result.token is not None
+        entry = self._entries[sequence.request.request_id]
+        if entry.first_token_time is None:
+            entry.first_token_time = time.monotonic()
+        if sequence.logprobs is not None and result.logprobs is not None:
+            sequence.logprobs.append(result.logprobs)
+            sequence.cumulative_logprob += result.logprobs[result.token].logprob
+        sequence.append(result.token, self.eos_token_ids)
+        if sequence.finish_reason is not None:
+            self._scheduler.remove(sequence)
+        elif len(sequence.token_ids) - 1 == self.model.rope_switch_length:
+            # From here on other rotary frequencies hold, for the tokens before too.
+            self._scheduler.preempt(sequence)
+
+    def _output(self, request_id: str) -> RequestOutput:
+        entry = self._entries[request_id]
+        if entry.finished:
+            del self._entries[request_id]
+        first = entry.sequences[0]
+        return RequestOutput(
+            request_id=request_id,
+            prompt=entry.request.prompt,
+            prompt_token_ids=list(entry.request.prompt_token_ids),
+            prompt_logprobs=None if first.prompt_logprobs is None else list(first.prompt_logprobs),
+            num_cached_tokens=0,
+            cache_note=CACHE_NOTE,
+            metrics=_metrics(entry),
+            outputs=[sequence.output() for sequence in entry.sequences],
+        )
+
+    def _sequence(self, request: Request, index: int, seed: int) -> Sequence:
+        most = request.sampling_params.max_tokens
+        limit = self.max_model_len
+        prompt = request.prompt_token_ids
+        return Sequence(
+            sequence_id=f"{request.request_id}/{index}",
+            request=request,
+            index=index,
+            seed=seed,
+            max_tokens=limit if most is None else min(limit, len(prompt) + most),
+            detokenizer=Detokenizer(self.tokenizer, prompt, request.sampling_params),
+        )
+
+    def _check(self, request: Request) -> None:
+        """Refuses what can't be served, naming the thing and what would be right."""
+        name = f"request {request.request_id!r}"
+        if request.request_id in self._entries:
+            raise ValueError(f"{name} is in the engine already; finish or abort it first")
+        prompt, vocab = request.prompt_token_ids, self.model.config.vocab_size
+        if not prompt:
+            raise ValueError(f"{name}: the prompt is empty; it should have at least one token")
+        if len(prompt) >= self.max_model_len:
+            raise ValueError(
+                f"{name}: the prompt has {len(prompt)} tokens; with max_model_len="
+                f"{self.max_model_len} it should have at most {self.max_model_len - 1}"
+            )
+        wrong = next((t for t in prompt if not 0 <= t < vocab), None)
+        if wrong is not None:
+            raise ValueError(f"{name}: token id {wrong} should be in [0, {vocab})")
+        self._check_params(name, request, vocab)
+
+    def _check_params(self, name: str, request: Request, vocab: int) -> None:
+        params = request.sampling_params
+        for field_name in ("logprobs", "prompt_logprobs"):
+            count = getattr(params, field_name)
+            if count is not None and count > vocab:
+                raise ValueError(f"{name}: {field_name}={count} should be at most {vocab}")
+        wrong = next((t for t in params.logit_bias or {} if t >= vocab), None)
+        if wrong is not None:
+            raise ValueError(f"{name}: logit_bias has token id {wrong}; it should be below {vocab}")
+
+    def _token_text(self, token: int) -> str | None:
+        return None if self.tokenizer is None else self.tokenizer.token_text(token)
+
+    def _note_scheduled(self, rows: Iterable[Row]) -> None:
+        now = time.monotonic()
+        for row in rows:
+            entry = self._entries[row.sequence.request.request_id]
+            if entry.first_scheduled_time is None:
+                entry.first_scheduled_time = now
+
+
+def _eos_token_ids(*sources: int | list[int] | tuple[int, ...] | None) -> tuple[int, ...]:
+    """The first source that names any: generation_config.json, then config.json."""
+    for source in sources:
+        if source is not None:
+            return (source,) if isinstance(source, int) else tuple(source)
+    return ()
+
+
+def _metrics(entry: _Entry) -> RequestMetrics:
+    return RequestMetrics(
+        arrival_time=entry.arrival_time,
+        first_scheduled_time=entry.first_scheduled_time,
+        first_token_time=entry.first_token_time,
+        finished_time=time.monotonic() if entry.finished else None,
+        num_preemptions=sum(sequence.num_preemptions for sequence in entry.sequences),
+    )

@@ -1,0 +1,164 @@
+"""From a checkpoint to a model that is bound to a pool of pages."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hybridrt.cache.plan import CachePlan, plan, token_sizes
+from hybridrt.cache.pool import Pool
+from hybridrt.cache.spec import CacheFormat
+from hybridrt.config import EngineConfig
+from hybridrt.engine.checkpoint import locate, read_config
+from hybridrt.engine.memory import default_cache_memory
+from hybridrt.engine.weights import checkpoint_dtype, load_weights
+from hybridrt.kernels.backend import choose_state_backend
+from hybridrt.models import model_class
+from hybridrt.models.causal_lm import CausalLM
+
+logger = logging.getLogger(__name__)
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+UNLIMITED_MODEL_LEN = 2**20
+"""The longest sequence of a model whose config sets no limit (Mamba)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blueprint:
+    """A checkpoint's model, on the meta device, and the plan of its cache.
+
+    `config.max_model_len` is the one that holds.
+    """
+
+    config: EngineConfig
+    directory: Path
+    device: torch.device
+    model: CausalLM
+    plan: CachePlan
+
+
+def draw_up(config: EngineConfig) -> Blueprint:
+    """Reads `config.json` alone: no weight is touched.
+
+    Raises:
+        ValueError: the checkpoint can't be served, or not in this way; the message says why.
+    """
+    directory = locate(config.model)
+    raw = read_config(directory)
+    device = _device(config.device)
+    model = build_model(raw, config, _dtype(config, raw, directory))
+    asked = config.max_model_len
+    config = config.model_copy(update={"max_model_len": _longest(model, asked)})
+    _set_formats(model, config, device)
+    cache_plan = _plan(model, config, device)
+    config = config.model_copy(update={"max_model_len": _fitting(cache_plan, config, asked)})
+    return Blueprint(config, directory, device, model, cache_plan)
+
+
+def build_model(raw: dict[str, Any], config: EngineConfig, dtype: torch.dtype) -> CausalLM:
+    """The model of a `config.json`, on the meta device."""
+    cls = model_class(raw)
+    model_config = cls.Config.from_json(raw, config.ignore_config_keys)
+    with torch.device("meta"), _default_dtype(dtype):
+        return cls(model_config)  # pyright: ignore[reportCallIssue]
+
+
+def load(blueprint: Blueprint, *, progress: bool) -> Pool:
+    """Fills the model with its weights and binds its layers to a new pool."""
+    config, model, device = blueprint.config, blueprint.model, blueprint.device
+    load_weights(model, blueprint.directory, device=device, progress=progress)
+    assert config.max_model_len is not None
+    model.prepare(config.max_model_len, device)
+    pool = Pool(blueprint.plan, device, poison_freed_pages=config.poison_freed_pages)
+    layers = model.cached_layers()
+    for layer_plan in blueprint.plan.layers:
+        layer = layers[layer_plan.name]
+        layer.cache_group = layer_plan.group
+        layer.bind_kv_cache(pool.layer_pages(layer_plan))
+    return pool
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"device={name!r}: torch finds no CUDA device here; use 'cpu' or 'auto'")
+    return torch.device(name)
+
+
+def _dtype(config: EngineConfig, raw: dict[str, Any], directory: Path) -> torch.dtype:
+    """The one asked for, or the checkpoint's: as its config says, or as its weights are."""
+    name = config.dtype
+    if name == "auto":
+        name = raw.get("dtype") or raw.get("torch_dtype")
+    if name is None and any(directory.glob("*.safetensors")):
+        name = checkpoint_dtype(directory)
+    name = str(name or "float32").removeprefix("torch.")
+    if name not in DTYPES:
+        raise ValueError(f"config.json: dtype={name!r} should be one of {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _longest(model: CausalLM, asked: int | None) -> int:
+    """`max_model_len` as far as the model goes."""
+    limit = model.config.max_position_embeddings or UNLIMITED_MODEL_LEN
+    reason = f"max_position_embeddings={limit}"
+    if model.longest_exact is not None and model.longest_exact <= limit:
+        limit = model.longest_exact
+        reason = f"{limit}, since rope_type 'dynamic' changes cached keys beyond that"
+    if asked is not None and asked > limit:
+        raise ValueError(f"max_model_len={asked} should be at most {reason}")
+    return limit if asked is None else asked
+
+
+def _set_formats(model: CausalLM, config: EngineConfig, device: torch.device) -> None:
+    _, kernel_block_size = token_sizes(config)
+    cache_format = CacheFormat(kernel_block_size, config.kv_layout, DTYPES[config.state_dtype])
+    backend = choose_state_backend(config.state_backend, device)
+    for layer in model.cached_layers().values():
+        layer.cache_format = cache_format
+        layer.state_backend = backend
+
+
+def _plan(model: CausalLM, config: EngineConfig, device: torch.device) -> CachePlan:
+    layers = model.cached_layers()
+    memory = config.cache_memory
+    if memory is None:
+        assert config.max_model_len is not None
+        ample = plan(layers, config, 2**62)
+        useful = ample.slab_bytes * ample.slabs_for(config.max_model_len, config.max_num_seqs)
+        # A slab more for each group, whose own may be cut in another way.
+        useful += ample.slab_bytes * len(ample.groups)
+        memory = default_cache_memory(model, device, useful)
+    return plan(layers, config, memory)
+
+
+def _fitting(cache_plan: CachePlan, config: EngineConfig, asked: int | None) -> int:
+    """`max_model_len` as far as the cache goes."""
+    limit = config.max_model_len
+    assert limit is not None
+    longest = cache_plan.longest_sequence()
+    if longest is None or longest >= limit:
+        return limit
+    if asked is not None or longest < 2:
+        raise ValueError(
+            f"the cache of {cache_plan.pool_bytes} bytes holds a sequence of {longest} tokens at "
+            f"most, not max_model_len={limit}: one takes {cache_plan.slabs_for(limit)} slabs of "
+            f"{cache_plan.slab_bytes} bytes; raise cache_memory or lower max_model_len"
+        )
+    logger.info("max_model_len is %d, what the cache holds, not the model's %d", longest, limit)
+    return longest

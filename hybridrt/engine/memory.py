@@ -1,0 +1,26 @@
+"""How much memory there is, and how much of it the cache takes unasked."""
+
+import psutil
+import torch
+from torch import nn
+
+CPU_SHARE = 0.5  # of what is free behind the weights: a CPU shares its memory with others
+CUDA_SHARE = 0.8  # the rest is for activations
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that are free on the device now."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return psutil.virtual_memory().available
+
+
+def parameter_bytes(model: nn.Module) -> int:
+    """Bytes of a model's parameters, a shared one once."""
+    return sum(p.numel() * p.element_size() for p in model.parameters())
+
+
+def default_cache_memory(model: nn.Module, device: torch.device, useful: int) -> int:
+    """`useful` bytes, or the share of what the weights leave free, whichever is less."""
+    left = max(0, free_memory(device) - parameter_bytes(model))
+    return min(useful, int(left * (CUDA_SHARE if device.type == "cuda" else CPU_SHARE)))

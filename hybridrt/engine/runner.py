@@ -1,0 +1,182 @@
+"""The runner: builds the batch of a step, runs the model, samples."""
+
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hybridrt.batch import ForwardBatch, StatePages, TokenPages
+from hybridrt.cache.plan import GroupPlan
+from hybridrt.cache.sequence_pages import SequencePages
+from hybridrt.engine.logprobs import TokenText, token_logprobs
+from hybridrt.engine.sampler import SamplingRow, sample
+from hybridrt.engine.scheduler import Row
+from hybridrt.models.causal_lm import CausalLM
+from hybridrt.request import TokenLogprobs
+
+LOGITS_AT_ONCE = 256  # rows of prompt logits: bounds their memory at large vocabularies
+
+
+@dataclass(frozen=True, slots=True)
+class RowResult:
+    """What a step gave for one row: the next token, and logprobs where they are wanted."""
+
+    token: int | None = None
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: Rows[TokenLogprobs] = ()
+
+
+class Runner:
+    """Runs rows of tokens through a model whose layers are bound to the pool."""
+
+    def __init__(
+        self,
+        model: CausalLM,
+        pages: SequencePages,
+        groups: Rows[GroupPlan],
+        device: torch.device,
+        token_text: TokenText,
+        eos_token_ids: tuple[int, ...],
+    ) -> None:
+        self._model = model
+        self._pages = pages
+        self._groups = groups
+        self._device = device
+        self._token_text = token_text
+        self._eos_token_ids = eos_token_ids
+        self._switch_length = model.rope_switch_length
+
+    @torch.inference_mode()
+    def run(self, rows: Rows[Row]) -> list[RowResult]:
+        """One step: every row's tokens go into the cache, and some rows get a next token."""
+        batch = self.build_batch(rows)
+        hidden = self._model(batch)
+        results = {i: RowResult() for i in range(len(rows))}
+        sampling = [i for i, row in enumerate(rows) if row.samples]
+        if sampling:
+            logits = self._model.logits(hidden[batch.logits_indices])
+            self._sample(logits, rows, sampling, results)
+        self._score_prompts(hidden, batch, rows, results)
+        return [results[i] for i in range(len(rows))]
+
+    def build_batch(self, rows: Rows[Row]) -> ForwardBatch:
+        """The rows as flat tensors. Everything is made on the host and copied once."""
+        lens = np.array([row.num_tokens for row in rows], np.int64)
+        starts = np.array([row.start for row in rows], np.int64)
+        cu_seqlens = np.concatenate([[0], lens.cumsum()])
+        row_of_token = np.repeat(np.arange(len(rows)), lens)
+        positions = np.arange(cu_seqlens[-1]) - (cu_seqlens[:-1] - starts)[row_of_token]
+        tokens = [t for row in rows for t in row.sequence.token_ids[row.start : row.stop]]
+        samples = np.array([row.samples for row in rows])
+        return ForwardBatch(
+            input_ids=self._tensor(np.array(tokens, np.int64)),
+            positions=self._tensor(positions),
+            rope_positions=self._tensor(positions + self._rope_offsets(rows)[row_of_token]),
+            seq_lens=self._tensor((starts + lens).astype(np.int32)),
+            cu_seqlens_q=self._tensor(cu_seqlens.astype(np.int32)),
+            has_initial_state=self._tensor(starts > 0),
+            logits_indices=self._tensor((cu_seqlens[1:] - 1)[samples]),
+            groups={
+                group.name: self._group(i, group, rows, row_of_token, positions)
+                for i, group in enumerate(self._groups)
+            },
+            num_decodes=sum(row.is_decode for row in rows),
+            query_lens=tuple(lens.tolist()),
+            context_lens=tuple(starts.tolist()),
+        )
+
+    def _rope_offsets(self, rows: Rows[Row]) -> np.ndarray:
+        """What each row adds to its positions; see `Rope`."""
+        switch = self._switch_length
+        if switch is None:
+            return np.zeros(len(rows), np.int64)
+        return np.array([switch * (len(row.sequence.token_ids) > switch) for row in rows])
+
+    def _group(
+        self,
+        index: int,
+        group: GroupPlan,
+        rows: Rows[Row],
+        row_of_token: np.ndarray,
+        positions: np.ndarray,
+    ) -> TokenPages | StatePages:
+        tables = [self._pages.tables(row.sequence.sequence_id)[index].kernel_ids for row in rows]
+        if group.kernel_block_size is None:
+            return StatePages(self._tensor(np.array([table[0] for table in tables], np.int64)))
+        page_table = np.zeros((len(rows), max(map(len, tables))), np.int32)
+        for row, table in enumerate(tables):
+            page_table[row, : len(table)] = table
+        block, offset = np.divmod(positions, group.kernel_block_size)
+        slots = page_table[row_of_token, block].astype(np.int64) * group.kernel_block_size
+        return TokenPages(self._tensor(page_table), self._tensor(slots + offset))
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        tensor = torch.from_numpy(array)
+        if self._device.type == "cpu":
+            return tensor
+        return tensor.pin_memory().to(self._device, non_blocking=True)
+
+    def _sample(
+        self,
+        logits: Tensor,
+        rows: Rows[Row],
+        sampling: Rows[int],
+        results: dict[int, RowResult],
+    ) -> None:
+        chosen = sample(logits, [self._sampling_row(rows[i]) for i in sampling])
+        tokens = chosen.tolist()
+        wanted = [n for n, i in enumerate(sampling) if rows[i].sequence.logprobs is not None]
+        logprobs: dict[int, TokenLogprobs] = {}
+        if wanted:
+            index = torch.tensor(wanted, device=logits.device)
+            counts = [rows[sampling[n]].sequence.params.logprobs or 0 for n in wanted]
+            entries = token_logprobs(logits[index], chosen[index], counts, self._token_text)
+            logprobs = dict(zip(wanted, entries, strict=True))
+        for n, i in enumerate(sampling):
+            results[i] = RowResult(tokens[n], logprobs.get(n))
+
+    def _sampling_row(self, row: Row) -> SamplingRow:
+        sequence, params = row.sequence, row.sequence.params
+        early = sequence.num_output_tokens < params.min_tokens
+        eos = () if params.ignore_eos else self._eos_token_ids
+        return SamplingRow(
+            params=params,
+            prompt_token_ids=sequence.request.prompt_token_ids if params.penalises else (),
+            output_token_ids=sequence.output_token_ids if params.penalises else (),
+            banned=(*eos, *params.stop_token_ids) if early else (),
+            seed=sequence.seed,
+            position=sequence.num_output_tokens,
+        )
+
+    def _score_prompts(
+        self,
+        hidden: Tensor,
+        batch: ForwardBatch,
+        rows: Rows[Row],
+        results: dict[int, RowResult],
+    ) -> None:
+        """Logprobs of prompt tokens: that of token i stands behind token i - 1."""
+        end = 0
+        for i, row in enumerate(rows):
+            begin, end = end, end + batch.query_lens[i]
+            first = row.sequence.next_prompt_logprob
+            last = min(row.stop, row.sequence.num_prompt_tokens - 1)
+            if first is None or first - 1 >= last:
+                continue
+            assert first - 1 >= row.start, "earlier prompt logprobs were lost"
+            states = hidden[begin + first - 1 - row.start : begin + last - row.start]
+            tokens = row.sequence.token_ids[first : last + 1]
+            scores = self._score(states, tokens, row.sequence.params.prompt_logprobs or 0)
+            results[i] = RowResult(results[i].token, results[i].logprobs, scores)
+
+    def _score(self, hidden: Tensor, tokens: Rows[int], num_top: int) -> list[TokenLogprobs]:
+        entries: list[TokenLogprobs] = []
+        for start in range(0, len(tokens), LOGITS_AT_ONCE):
+            part = slice(start, start + LOGITS_AT_ONCE)
+            chosen = torch.tensor(tokens[part], device=hidden.device)
+            logits = self._model.logits(hidden[part])
+            counts = [num_top] * len(chosen)
+            entries += token_logprobs(logits, chosen, counts, self._token_text)
+        return entries

@@ -1,0 +1,165 @@
+"""The sampler: from logits to tokens, for all rows of a batch at once.
+
+A draw takes one uniform number that follows from the sequence's seed and the
+position of the token alone, so it doesn't depend on what else is in the batch, on
+preemption or on the device.
+"""
+
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor
+
+from hybridrt.request import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRow:
+    """What the sampler needs of one sequence.
+
+    `banned` are token ids that must not come yet (stop tokens before `min_tokens`);
+    `seed` and `position` number the draw.
+    """
+
+    params: SamplingParams
+    prompt_token_ids: Rows[int]
+    output_token_ids: Rows[int]
+    banned: Rows[int]
+    seed: int
+    position: int
+
+
+def sample(
+    logits: Float[Tensor, "rows vocab"], rows: Rows[SamplingRow]
+) -> Int64[Tensor, " rows"]:
+    """One token per row: the likeliest at temperature 0, else a draw."""
+    logits = _adjust(logits, rows)
+    tokens = logits.argmax(-1)
+    drawn = [i for i, row in enumerate(rows) if not row.params.greedy]
+    if drawn:
+        index = torch.tensor(drawn, device=logits.device)
+        tokens[index] = _draw(logits[index], [rows[i] for i in drawn])
+    return tokens
+
+
+def uniform(seeds: Rows[int], positions: Rows[int]) -> Float64[np.ndarray, " rows"]:
+    """A number in [0, 1) for each pair of seed and position (SplitMix64, Steele 2014)."""
+    with np.errstate(over="ignore"):
+        seed = _mix(np.array(seeds, np.uint64))
+        z = _mix(seed + np.array(positions, np.uint64) * np.uint64(0x9E3779B97F4A7C15))
+    return (z >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def derive_seed(seed: int, index: int) -> int:
+    """A seed for the `index`-th of several things that share one seed."""
+    with np.errstate(over="ignore"):
+        z = _mix(np.array([seed], np.uint64)) + np.uint64(index + 1)
+        return int(_mix(z)[0] >> np.uint64(1))
+
+
+def _mix(z: np.ndarray) -> np.ndarray:
+    z = z + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def _adjust(
+    logits: Float[Tensor, "rows vocab"], rows: Rows[SamplingRow]
+) -> Float[Tensor, "rows vocab"]:
+    """Bias, bans and penalties; a copy if there are any."""
+    biases = [(i, t, b) for i, r in enumerate(rows) for t, b in (r.params.logit_bias or {}).items()]
+    vocab = logits.shape[1]
+    bans = [(i, t, -np.inf) for i, row in enumerate(rows) for t in row.banned if t < vocab]
+    penalised = [i for i, row in enumerate(rows) if row.params.penalises]
+    if not (biases or bans or penalised):
+        return logits
+    logits = logits.clone()
+    if penalised:
+        index = torch.tensor(penalised, device=logits.device)
+        logits[index] = _penalise(logits[index], [rows[i] for i in penalised])
+    for entries in (biases, bans):
+        if entries:
+            row, token, value = (torch.tensor(column) for column in zip(*entries, strict=True))
+            place = (row.to(logits.device), token.to(logits.device))
+            logits.index_put_(place, value.to(logits), accumulate=True)
+    return logits
+
+
+def _penalise(
+    logits: Float[Tensor, "rows vocab"], rows: Rows[SamplingRow]
+) -> Float[Tensor, "rows vocab"]:
+    output = _counts(logits, [row.output_token_ids for row in rows])
+    prompt = _counts(logits, [row.prompt_token_ids for row in rows])
+    repetition, frequency, presence = (
+        _column(logits, [getattr(row.params, f"{name}_penalty") for row in rows])
+        for name in ("repetition", "frequency", "presence")
+    )
+    seen = (output + prompt) > 0
+    scaled = torch.where(logits > 0, logits / repetition, logits * repetition)
+    logits = torch.where(seen, scaled, logits)
+    return logits - frequency * output - presence * (output > 0)
+
+
+def _counts(like: Float[Tensor, "rows vocab"], tokens: Rows[Rows[int]]) -> Tensor:
+    """How often each row has each token."""
+    rows = torch.arange(len(tokens)).repeat_interleave(torch.tensor([len(t) for t in tokens]))
+    flat = torch.tensor([token for row in tokens for token in row], dtype=torch.int64)
+    place = (rows.to(like.device), flat.to(like.device))
+    one = torch.ones((), device=like.device, dtype=like.dtype)
+    return torch.zeros_like(like).index_put_(place, one, accumulate=True)
+
+
+def _column(like: Tensor, values: Rows[float]) -> Float[Tensor, "rows 1"]:
+    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
+
+
+def _draw(
+    logits: Float[Tensor, "rows vocab"], rows: Rows[SamplingRow]
+) -> Int64[Tensor, " rows"]:
+    """Inverts the cumulative distribution at each row's uniform number."""
+    logits = logits.double() / _column(logits.double(), [row.params.temperature for row in rows])
+    logits = _keep_min_p(logits, rows)
+    filtered = [
+        i
+        for i, row in enumerate(rows)
+        if row.params.top_p < 1 or 0 < row.params.top_k < logits.shape[1]
+    ]
+    if filtered:
+        index = torch.tensor(filtered, device=logits.device)
+        logits[index] = _keep_top(logits[index], [rows[i] for i in filtered])
+    cumulative = logits.softmax(-1).cumsum(-1)
+    u = torch.from_numpy(uniform([row.seed for row in rows], [row.position for row in rows]))
+    target = u.to(logits.device)[:, None] * cumulative[:, -1:]
+    # `right`: a token of probability 0 repeats the sum before it and is stepped over.
+    tokens = torch.searchsorted(cumulative, target, right=True)[:, 0]
+    last_possible = (cumulative < cumulative[:, -1:]).sum(-1)
+    return torch.minimum(tokens, last_possible)
+
+
+def _keep_min_p(
+    logits: Float[Tensor, "rows vocab"], rows: Rows[SamplingRow]
+) -> Float[Tensor, "rows vocab"]:
+    if all(row.params.min_p == 0 for row in rows):
+        return logits
+    threshold = _column(logits, [row.params.min_p for row in rows]).log()
+    return logits.masked_fill(logits < logits.amax(-1, keepdim=True) + threshold, -torch.inf)
+
+
+def _keep_top(
+    logits: Float[Tensor, "rows vocab"], rows: Rows[SamplingRow]
+) -> Float[Tensor, "rows vocab"]:
+    """The `top_k` likeliest, and of those the fewest that reach `top_p` together."""
+    vocab = logits.shape[1]
+    ordered, order = logits.sort(-1, descending=True, stable=True)
+    top_k = _column(logits, [row.params.top_k if row.params.top_k > 0 else vocab for row in rows])
+    rank = torch.arange(vocab, device=logits.device)
+    ordered = ordered.masked_fill(rank >= top_k, -torch.inf)
+    probabilities = ordered.softmax(-1)
+    before = probabilities.cumsum(-1) - probabilities
+    top_p = _column(logits, [row.params.top_p for row in rows])
+    ordered = ordered.masked_fill((before >= top_p) & (rank > 0), -torch.inf)
+    return torch.empty_like(logits).scatter_(-1, order, ordered)

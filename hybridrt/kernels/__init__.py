@@ -1,0 +1,1 @@
+"""Kernels: one file per operation. Each file holds the contract and picks the backend."""

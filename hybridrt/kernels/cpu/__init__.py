@@ -1,0 +1,1 @@
+"""numba kernels for the CPU, compiled once and kept on disk."""

@@ -1,0 +1,57 @@
+"""selective_scan in numba: each thread runs its channels through time, the state in cache."""
+
+import math
+
+import numba
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from hybridrt.batch import ForwardBatch
+from hybridrt.kernels.reference.states import load_states, store_states
+
+CHANNELS = 64  # a thread's share: its states, and a token's x and dt, stay in its L1 cache
+
+
+def selective_scan(
+    x: Float[Tensor, "tokens channels"],
+    dt: Float[Tensor, "tokens channels"],
+    A: Float[Tensor, "channels state_size"],
+    B: Float[Tensor, "tokens state_size"],
+    C: Float[Tensor, "tokens state_size"],
+    D: Float[Tensor, " channels"],
+    ssm_state: Float[Tensor, "pages channels state_size"],
+    pages: Int64[Tensor, " rows"],
+    batch: ForwardBatch,
+) -> Float[Tensor, "tokens channels"]:
+    """See `hybridrt.kernels.selective_scan`."""
+    state = load_states(ssm_state, pages, batch.has_initial_state, torch.float32)
+    y = torch.empty(x.shape, dtype=torch.float32)
+    arrays = (_array(part) for part in (x, dt, A, B, C, D))
+    _scan(*arrays, batch.cu_seqlens_q.numpy(), state.numpy(), y.numpy())
+    store_states(ssm_state, pages, state)
+    return y.to(x.dtype)
+
+
+def _array(part: Tensor) -> np.ndarray:
+    return part.float().contiguous().numpy()
+
+
+@numba.njit(parallel=True, fastmath={"contract", "reassoc", "nsz", "arcp"}, cache=True)
+def _scan(x, dt, A, B, C, D, cu_seqlens, state, y):  # pragma: no cover  (compiled)
+    channels, state_size = A.shape
+    for block in numba.prange((channels + CHANNELS - 1) // CHANNELS):
+        first = block * CHANNELS
+        last = min(first + CHANNELS, channels)
+        for row in range(state.shape[0]):
+            for t in range(cu_seqlens[row], cu_seqlens[row + 1]):
+                for d in range(first, last):
+                    step = dt[t, d]
+                    update = step * x[t, d]
+                    total = np.float32(0)
+                    for n in range(state_size):
+                        h = state[row, d, n] * math.exp(step * A[d, n]) + update * B[t, n]
+                        state[row, d, n] = h
+                        total += h * C[t, n]
+                    y[t, d] = total + D[d] * x[t, d]

@@ -1,0 +1,115 @@
+"""ssd in plain torch: the chunked matrix form for prefill, the recurrence for decode."""
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+from torch.nn.functional import pad
+
+from hybridrt.batch import ForwardBatch
+from hybridrt.kernels.reference.states import load_states, store_states
+
+
+def ssd(
+    x: Float[Tensor, "tokens heads head_dim"],
+    dt: Float[Tensor, "tokens heads"],
+    A: Float[Tensor, " heads"],
+    B: Float[Tensor, "tokens groups state_size"],
+    C: Float[Tensor, "tokens groups state_size"],
+    D: Float[Tensor, " heads"],
+    ssm_state: Float[Tensor, "pages heads head_dim state_size"],
+    pages: Int64[Tensor, " rows"],
+    batch: ForwardBatch,
+    chunk_size: int,
+) -> Float[Tensor, "tokens heads head_dim"]:
+    """See `hybridrt.kernels.ssd`."""
+    xf, dt, A, B, C = x.float(), dt.float(), A.float(), B.float(), C.float()
+    state = load_states(ssm_state, pages, batch.has_initial_state, torch.float32)
+    y = torch.empty_like(xf)
+    n = batch.num_decodes
+    if n:
+        y[:n] = _decode(xf[:n], dt[:n], A, B[:n], C[:n], state[:n])
+    for row in batch.prefills:
+        t = slice(row.start, row.stop)
+        y[t], state[row.row] = _prefill(xf[t], dt[t], A, B[t], C[t], state[row.row], chunk_size)
+    store_states(ssm_state, pages, state)
+    return torch.addcmul(y, D.float()[:, None], xf).to(x.dtype)
+
+
+def _decode(
+    x: Float[Tensor, "rows heads head_dim"],
+    dt: Float[Tensor, "rows heads"],
+    A: Float[Tensor, " heads"],
+    B: Float[Tensor, "rows groups state_size"],
+    C: Float[Tensor, "rows groups state_size"],
+    state: Float[Tensor, "rows heads head_dim state_size"],
+) -> Float[Tensor, "rows heads head_dim"]:
+    """One step of every row; `state` is changed in place."""
+    repeats = x.shape[1] // B.shape[1]
+    state.mul_(torch.exp(dt * A)[..., None, None])
+    dtx = x * dt[..., None]
+    grouped = state.unflatten(1, (-1, repeats))
+    grouped.addcmul_(dtx.unflatten(1, (-1, repeats))[..., None], B[:, :, None, None])
+    return torch.matmul(grouped.flatten(2, 3), C[..., None]).view_as(x)
+
+
+def _prefill(
+    x: Float[Tensor, "tokens heads head_dim"],
+    dt: Float[Tensor, "tokens heads"],
+    A: Float[Tensor, " heads"],
+    B: Float[Tensor, "tokens groups state_size"],
+    C: Float[Tensor, "tokens groups state_size"],
+    state: Float[Tensor, "heads head_dim state_size"],
+    chunk_size: int,
+) -> tuple[Tensor, Tensor]:
+    """One sequence's chunk of a prefill: its y, and the state behind it.
+
+    Below, c counts chunks, l tokens in a chunk, g groups, r heads of a group. Padding
+    tokens have dt = 0: they neither decay a state nor add to it.
+    """
+    tokens, groups = x.shape[0], B.shape[1]
+    length = min(chunk_size, tokens)
+    x, dt, B, C = (_chunks(part, length) for part in (x, dt, B, C))
+    x = (x * dt[..., None]).unflatten(2, (groups, -1)).permute(0, 2, 3, 1, 4)  # c g r l p
+    B, C = B.transpose(1, 2), C.transpose(1, 2)  # c g l n
+    log_decay = (dt * A).unflatten(2, (groups, -1)).permute(0, 2, 3, 1).cumsum(-1)  # c g r l
+
+    within = torch.matmul(C, B.transpose(2, 3))[:, :, None] * _decay_between(log_decay)
+    y = torch.matmul(within, x)
+
+    to_end = torch.exp(log_decay[..., -1:] - log_decay)
+    added = torch.matmul((x * to_end[..., None]).transpose(3, 4), B[:, :, None])  # c g r p n
+    starts, state = _join(added, torch.exp(log_decay[..., -1]), state)
+    from_start = torch.matmul(C[:, :, None], starts.transpose(3, 4))
+    y = torch.addcmul(y, from_start, torch.exp(log_decay)[..., None])
+
+    y = y.permute(0, 3, 1, 2, 4).flatten(0, 1).flatten(1, 2)
+    return y[:tokens], state
+
+
+def _chunks(part: Float[Tensor, "tokens *dims"], length: int) -> Float[Tensor, "c l *dims"]:
+    missing = -part.shape[0] % length
+    if missing:
+        part = pad(part, [0, 0] * (part.dim() - 1) + [0, missing])
+    return part.unflatten(0, (-1, length))
+
+
+def _decay_between(log_decay: Float[Tensor, "c g r l"]) -> Float[Tensor, "c g r l l"]:
+    """`exp` of the sum of `dt A` from behind token j up to token i; 0 for j > i."""
+    difference = log_decay[..., :, None] - log_decay[..., None, :]
+    length = log_decay.shape[-1]
+    future = torch.ones(length, length, dtype=torch.bool, device=log_decay.device).triu(1)
+    return difference.masked_fill_(future, float("-inf")).exp_()
+
+
+def _join(
+    added: Float[Tensor, "c g r p n"],
+    decay: Float[Tensor, "c g r"],
+    state: Float[Tensor, "heads p n"],
+) -> tuple[Float[Tensor, "c g r p n"], Float[Tensor, "heads p n"]]:
+    """The state at the start of each chunk, and the one behind the last."""
+    h = state.view_as(added[0])
+    starts: list[Tensor] = []
+    for i in range(added.shape[0]):
+        starts.append(h)
+        h = torch.addcmul(added[i], h, decay[i][..., None, None])
+    return torch.stack(starts), h.flatten(0, 1)

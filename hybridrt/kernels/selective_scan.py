@@ -1,0 +1,40 @@
+"""The selective scan of Mamba-1."""
+
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from hybridrt.batch import ForwardBatch
+from hybridrt.kernels.backend import StateBackend
+from hybridrt.kernels.reference import selective_scan as reference
+
+
+def selective_scan(
+    x: Float[Tensor, "tokens channels"],
+    dt: Float[Tensor, "tokens channels"],
+    A: Float[Tensor, "channels state_size"],
+    B: Float[Tensor, "tokens state_size"],
+    C: Float[Tensor, "tokens state_size"],
+    D: Float[Tensor, " channels"],
+    ssm_state: Float[Tensor, "pages channels state_size"],
+    pages: Int64[Tensor, " rows"],
+    batch: ForwardBatch,
+    backend: StateBackend = "reference",
+) -> Float[Tensor, "tokens channels"]:
+    """`h = exp(dt A) h + dt B x`, `y = C . h + D x` along each sequence.
+
+    Mamba, arXiv 2312.00752, algorithm 2, with the zero-order hold for A and the Euler
+    step for B that its code uses. `dt` is positive (softplus is taken), A negative.
+    Computed in float32; y has the dtype of x. Row i continues from the state in page
+    `pages[i]` of `ssm_state`, or from zero where its sequence begins, and leaves the
+    state behind its last token there.
+    """
+    args = (x, dt, A, B, C, D, ssm_state, pages, batch)
+    if backend == "numba":
+        from hybridrt.kernels.cpu import selective_scan as cpu
+
+        return cpu.selective_scan(*args)
+    if backend == "mamba_ssm":
+        from hybridrt.kernels.cuda import selective_scan as cuda
+
+        return cuda.selective_scan(*args)
+    return reference.selective_scan(*args)

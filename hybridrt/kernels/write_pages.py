@@ -1,0 +1,21 @@
+"""Writes new tokens into the pages of a token-kind layer."""
+
+from jaxtyping import Int64, Shaped
+from torch import Tensor
+
+from hybridrt.kernels.reference import write_pages as reference
+
+
+def write_pages(
+    values: Shaped[Tensor, "tokens *dims"],
+    cache: Shaped[Tensor, "blocks block_size *dims"],
+    slots: Int64[Tensor, " tokens"],
+) -> None:
+    """Writes `values[t]` to slot `slots[t]` of `cache`, in place.
+
+    Slot `s` is token `s % block_size` of kernel block `s // block_size`; `cache` may
+    have any strides. A slot of -1 marks a padding token and is skipped, so that a
+    captured graph may carry a batch smaller than the one it was captured with. Live
+    slots must be distinct.
+    """
+    reference.write_pages(values, cache, slots)

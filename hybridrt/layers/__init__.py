@@ -1,0 +1,1 @@
+"""Layers: the mathematics of each mixer, and the format in which it caches."""

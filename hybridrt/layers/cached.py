@@ -1,0 +1,58 @@
+"""CachedLayer: a layer that keeps something between the steps of a sequence."""
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import torch
+from jaxtyping import UInt8
+from torch import Tensor, nn
+
+from hybridrt.cache.spec import CacheFormat, CacheSpec
+from hybridrt.kernels.backend import StateBackend
+
+
+class CachedLayer(nn.Module, ABC):
+    """Declares its cache in `cache_spec` and gets it, once, through `bind_kv_cache`.
+
+    Before that the engine sets `cache_format` and `cache_group`, the name under which
+    a `ForwardBatch` has this layer's pages, and `state_backend`.
+    """
+
+    mixer: ClassVar[str]
+    cache_format: CacheFormat = CacheFormat()
+    cache_group: str = ""
+    name: str = "?"
+    state_backend: StateBackend = "reference"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dtype = torch.get_default_dtype()
+        self._bound = False
+
+    @property
+    @abstractmethod
+    def cache_spec(self) -> CacheSpec:
+        """What this layer stores in one kernel block."""
+
+    @abstractmethod
+    def _bind(self, *views: Tensor) -> None:
+        """Keeps the views of the states that `cache_spec` names, in order."""
+
+    def bind_kv_cache(self, pages: UInt8[Tensor, "num_blocks layer_bytes"]) -> None:
+        """Takes this layer's rows of the pool and keeps views of them. Copies nothing.
+
+        Raises:
+            ValueError: a row has not the size that `cache_spec` asks for.
+            RuntimeError: the layer is bound already.
+        """
+        if self._bound:
+            raise RuntimeError(
+                f"{self.name} is bound already: {self.cache_spec.block_bytes} bytes a block, "
+                f"and now {pages.shape[1]} again"
+            )
+        try:
+            views = self.cache_spec.unpack(pages)
+        except ValueError as error:
+            raise ValueError(f"{self.name}: {error}") from None
+        self._bind(*views)
+        self._bound = True

@@ -1,0 +1,46 @@
+"""Linear layers: one matrix, or several of a checkpoint's fused into one."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Linear(nn.Module):
+    """`x W^T + b`, with `weight: [out_features, in_features]`."""
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(out_features, in_features), requires_grad=False)
+        self.bias = (
+            nn.Parameter(torch.empty(out_features), requires_grad=False) if bias else None
+        )
+
+    def forward(self, x: Float[Tensor, "*batch inputs"]) -> Float[Tensor, "*batch outputs"]:
+        return F.linear(x, self.weight, self.bias)
+
+
+class FusedLinear(Linear):
+    """Several linear layers on the same input as one matrix product.
+
+    `parts` maps the name that a checkpoint has for each, beside this module, to its
+    number of outputs: `FusedLinear(512, {"q_proj": 512, "k_proj": 128, "v_proj": 128})`.
+    """
+
+    def __init__(self, in_features: int, parts: Mapping[str, int], bias: bool = False) -> None:
+        super().__init__(in_features, sum(parts.values()), bias)
+        self.parts = dict(parts)
+
+    def forward(self, x: Float[Tensor, "*batch inputs"]) -> Float[Tensor, "*batch outputs"]:
+        """The outputs of all parts side by side, in order."""
+        return super().forward(x)
+
+    def checkpoint_layouts(self) -> Sequence[Mapping[str, Tensor]]:
+        """Each part under its own name."""
+        layout: dict[str, Tensor] = {}
+        for kind, parameter in self.named_parameters():
+            rows = parameter.split(list(self.parts.values()))
+            layout |= {f"{part}.{kind}": row for part, row in zip(self.parts, rows, strict=True)}
+        return [layout]

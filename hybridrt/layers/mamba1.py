@@ -1,0 +1,103 @@
+"""The Mamba-1 mixer (arXiv 2312.00752)."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hybridrt.batch import ForwardBatch
+from hybridrt.cache.spec import CacheSpec, State
+from hybridrt.kernels.causal_conv1d import causal_conv1d
+from hybridrt.kernels.selective_scan import selective_scan
+from hybridrt.layers.cached import CachedLayer
+from hybridrt.layers.conv import CausalConv1d
+from hybridrt.layers.linear import Linear
+from hybridrt.layers.norm import RMSNorm
+from hybridrt.values import Value
+
+
+class Mamba1Config(Value):
+    """Sizes, under their Hugging Face names.
+
+    `inner_norm_eps` norms dt, B and C before they are used (Jamba, arXiv 2408.12570).
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    state_size: int
+    conv_kernel: int = 4
+    time_step_rank: int
+    use_bias: bool = False
+    use_conv_bias: bool = True
+    inner_norm_eps: float | None = None
+
+
+class Mamba1(CachedLayer):
+    """A short convolution, then a recurrence whose step, input and output depend on the input.
+
+    A page holds the convolution's last inputs, `conv_state: [conv_kernel - 1,
+    intermediate_size]`, oldest first, and `ssm_state: [intermediate_size, state_size]`.
+    """
+
+    mixer = "mamba1"
+
+    def __init__(self, config: Mamba1Config) -> None:
+        super().__init__()
+        self.config = config
+        hidden, inner, state = config.hidden_size, config.intermediate_size, config.state_size
+        rank = config.time_step_rank
+        self.in_proj = Linear(hidden, 2 * inner, config.use_bias)
+        self.conv1d = CausalConv1d(inner, config.conv_kernel, config.use_conv_bias)
+        self.x_proj = Linear(inner, rank + 2 * state)
+        self.dt_proj = Linear(rank, inner, bias=True)
+        # Recurrences add up what rounding does to these, so they stay float32.
+        self.A_log = nn.Parameter(
+            torch.empty(inner, state, dtype=torch.float32), requires_grad=False
+        )
+        self.D = nn.Parameter(torch.empty(inner, dtype=torch.float32), requires_grad=False)
+        self.out_proj = Linear(inner, hidden, config.use_bias)
+        if config.inner_norm_eps is not None:
+            self.dt_layernorm = RMSNorm(rank, config.inner_norm_eps)
+            self.b_layernorm = RMSNorm(state, config.inner_norm_eps)
+            self.c_layernorm = RMSNorm(state, config.inner_norm_eps)
+
+    @property
+    def cache_spec(self) -> CacheSpec:
+        cfg = self.config
+        conv_state = State("conv_state", (cfg.conv_kernel - 1, cfg.intermediate_size), self.dtype)
+        shape = (cfg.intermediate_size, cfg.state_size)
+        ssm_state = State("ssm_state", shape, self.cache_format.state_dtype)
+        return CacheSpec("state", (conv_state, ssm_state))
+
+    def _bind(self, *views: Tensor) -> None:
+        self.conv_state, self.ssm_state = views
+
+    def forward(
+        self, hidden: Float[Tensor, "tokens hidden"], batch: ForwardBatch
+    ) -> Float[Tensor, "tokens hidden"]:
+        pages = batch.state_pages(self.cache_group)
+        x, z = self.in_proj(hidden).chunk(2, dim=-1)
+        x = causal_conv1d(
+            x,
+            self.conv1d.taps,
+            self.conv1d.bias,
+            self.conv_state,
+            pages,
+            batch,
+            self.state_backend,
+        )
+        dt, B, C = self._select(x)
+        A = -torch.exp(self.A_log)
+        y = selective_scan(
+            x, dt, A, B, C, self.D, self.ssm_state, pages, batch, self.state_backend
+        )
+        return self.out_proj(y * F.silu(z))
+
+    def _select(self, x: Float[Tensor, "tokens inner"]) -> tuple[Tensor, Tensor, Tensor]:
+        """The step of each channel, float32 and positive, and the token's B and C."""
+        cfg = self.config
+        sizes = [cfg.time_step_rank, cfg.state_size, cfg.state_size]
+        dt, B, C = self.x_proj(x).split(sizes, dim=-1)
+        if cfg.inner_norm_eps is not None:
+            dt, B, C = self.dt_layernorm(dt), self.b_layernorm(B), self.c_layernorm(C)
+        return F.softplus(self.dt_proj(dt).float()), B, C

@@ -1,0 +1,114 @@
+"""The Mamba-2 mixer (arXiv 2405.21060)."""
+
+from math import inf
+from typing import Annotated
+
+import torch
+from jaxtyping import Float
+from pydantic import BeforeValidator
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hybridrt.batch import ForwardBatch
+from hybridrt.cache.spec import CacheSpec, State
+from hybridrt.kernels.causal_conv1d import causal_conv1d
+from hybridrt.kernels.ssd import ssd
+from hybridrt.layers.cached import CachedLayer
+from hybridrt.layers.conv import CausalConv1d
+from hybridrt.layers.linear import Linear
+from hybridrt.layers.norm import GatedRMSNorm
+from hybridrt.values import Value
+
+Limits = Annotated[
+    tuple[float, float], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)
+]
+"""`[lowest, highest]`, as JSON has it."""
+
+
+class Mamba2Config(Value):
+    """Sizes, under their Hugging Face names. `time_step_limit` clamps dt."""
+
+    hidden_size: int
+    num_heads: int
+    head_dim: int
+    state_size: int
+    n_groups: int = 1
+    conv_kernel: int = 4
+    chunk_size: int = 256
+    use_bias: bool = False
+    use_conv_bias: bool = True
+    time_step_limit: Limits = (0.0, inf)
+    norm_eps: float = 1e-5
+    norm_before_gate: bool = False
+
+
+class Mamba2(CachedLayer):
+    """A short convolution over x, B and C, then a recurrence with one decay a head.
+
+    A page holds the convolution's last inputs, `conv_state: [conv_kernel - 1,
+    conv_channels]`, oldest first, and `ssm_state: [num_heads, head_dim, state_size]`.
+    """
+
+    mixer = "mamba2"
+
+    def __init__(self, config: Mamba2Config) -> None:
+        super().__init__()
+        self.config = config
+        self.inner = config.num_heads * config.head_dim
+        self.conv_channels = self.inner + 2 * config.n_groups * config.state_size
+        outputs = self.inner + self.conv_channels + config.num_heads
+        self.in_proj = Linear(config.hidden_size, outputs, config.use_bias)
+        self.conv1d = CausalConv1d(self.conv_channels, config.conv_kernel, config.use_conv_bias)
+        # Recurrences add up what rounding does to these, so they stay float32.
+        self.A_log, self.D, self.dt_bias = (
+            nn.Parameter(torch.empty(config.num_heads, dtype=torch.float32), requires_grad=False)
+            for _ in range(3)
+        )
+        self.norm = GatedRMSNorm(
+            self.inner, config.norm_eps, config.n_groups, config.norm_before_gate
+        )
+        self.out_proj = Linear(self.inner, config.hidden_size, config.use_bias)
+
+    @property
+    def cache_spec(self) -> CacheSpec:
+        cfg = self.config
+        conv_state = State("conv_state", (cfg.conv_kernel - 1, self.conv_channels), self.dtype)
+        shape = (cfg.num_heads, cfg.head_dim, cfg.state_size)
+        ssm_state = State("ssm_state", shape, self.cache_format.state_dtype)
+        return CacheSpec("state", (conv_state, ssm_state))
+
+    def _bind(self, *views: Tensor) -> None:
+        self.conv_state, self.ssm_state = views
+
+    def forward(
+        self, hidden: Float[Tensor, "tokens hidden"], batch: ForwardBatch
+    ) -> Float[Tensor, "tokens hidden"]:
+        cfg = self.config
+        pages = batch.state_pages(self.cache_group)
+        sizes = [self.inner, self.conv_channels, cfg.num_heads]
+        z, xBC, dt = self.in_proj(hidden).split(sizes, dim=-1)
+        xBC = causal_conv1d(
+            xBC,
+            self.conv1d.taps,
+            self.conv1d.bias,
+            self.conv_state,
+            pages,
+            batch,
+            self.state_backend,
+        )
+        group_size = cfg.n_groups * cfg.state_size
+        x, B, C = xBC.split([self.inner, group_size, group_size], dim=-1)
+        y = ssd(
+            x.unflatten(-1, (cfg.num_heads, -1)),
+            F.softplus(dt.float() + self.dt_bias).clamp(*cfg.time_step_limit),
+            -torch.exp(self.A_log),
+            B.unflatten(-1, (cfg.n_groups, -1)),
+            C.unflatten(-1, (cfg.n_groups, -1)),
+            self.D,
+            self.ssm_state,
+            pages,
+            batch,
+            cfg.chunk_size,
+            self.state_backend,
+        )
+        return self.out_proj(self.norm(y.flatten(1), z))

@@ -1,0 +1,131 @@
+"""Mixture of experts: a router picks a few experts for each token."""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hybridrt.kernels.moe import moe_experts
+from hybridrt.layers.mlp import MLP
+from hybridrt.values import Value
+
+
+class MoEConfig(Value):
+    """Sizes and routing, under DeepSeek's names where it has them.
+
+    Attributes:
+        scoring_func: how router logits become scores.
+        norm_topk_prob: the chosen scores are divided by their sum.
+        routed_scaling_factor: multiplies the weights of routed experts.
+        n_group, topk_group: experts outside the best `topk_group` of `n_group` equal groups
+            are not chosen.
+        group_score: a group is as good as its best expert, or as its best two together.
+        correction_bias: a learned bias is added to scores for the choice, not for the
+            weights (arXiv 2408.15664).
+        shared_intermediate_size: of the expert that sees every token; None: there is none.
+        shared_bias: that expert has biases.
+    """
+
+    hidden_size: int
+    moe_intermediate_size: int
+    num_experts: int
+    num_experts_per_tok: int
+    scoring_func: Literal["softmax", "sigmoid"] = "softmax"
+    norm_topk_prob: bool = True
+    routed_scaling_factor: float = 1.0
+    n_group: int = 1
+    topk_group: int = 1
+    group_score: Literal["max", "top2"] = "max"
+    correction_bias: bool = False
+    shared_intermediate_size: int | None = None
+    shared_bias: bool = False
+
+
+class Router(nn.Module):
+    """Scores every expert for every token, in float32, and picks the best."""
+
+    def __init__(self, config: MoEConfig) -> None:
+        super().__init__()
+        self.config = config
+        shape = (config.num_experts, config.hidden_size)
+        self.weight = nn.Parameter(torch.empty(shape), requires_grad=False)
+        if config.correction_bias:
+            self.e_score_correction_bias = nn.Parameter(
+                torch.empty(config.num_experts, dtype=torch.float32), requires_grad=False
+            )
+
+    def forward(self, x: Float[Tensor, "tokens hidden"]) -> tuple[Tensor, Tensor]:
+        """Ids of the chosen experts and their weights, `[tokens, num_experts_per_tok]` each."""
+        cfg = self.config
+        logits = F.linear(x.float(), self.weight.float())
+        scores = logits.softmax(-1) if cfg.scoring_func == "softmax" else logits.sigmoid()
+        merit = scores + self.e_score_correction_bias if cfg.correction_bias else scores
+        if cfg.n_group > 1:
+            merit = self._within_best_groups(merit)
+        ids = merit.topk(cfg.num_experts_per_tok, dim=-1).indices
+        weights = scores.gather(-1, ids)
+        if cfg.n_group > 1 and not cfg.correction_bias:
+            # The best groups may have fewer experts than are asked for.
+            weights = weights.masked_fill(merit.gather(-1, ids).isinf(), 0)
+        if cfg.norm_topk_prob:
+            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+        return ids, weights * cfg.routed_scaling_factor
+
+    def _within_best_groups(
+        self, merit: Float[Tensor, "tokens experts"]
+    ) -> Float[Tensor, "tokens experts"]:
+        """`merit`, with -inf for experts outside their token's best groups."""
+        cfg = self.config
+        grouped = merit.unflatten(-1, (cfg.n_group, -1))
+        best = grouped.topk(1 if cfg.group_score == "max" else 2, dim=-1).values.sum(-1)
+        chosen = best.topk(cfg.topk_group, dim=-1).indices
+        mask = torch.ones_like(best, dtype=torch.bool).scatter_(-1, chosen, False)
+        return grouped.masked_fill(mask[..., None], float("-inf")).flatten(-2)
+
+
+class Experts(nn.Module):
+    """The weights of all experts: `gate_up_proj [E, 2I, H]` and `down_proj [E, H, I]`."""
+
+    def __init__(self, config: MoEConfig) -> None:
+        super().__init__()
+        experts, inner, hidden = (
+            config.num_experts,
+            config.moe_intermediate_size,
+            config.hidden_size,
+        )
+        self.gate_up_proj = nn.Parameter(
+            torch.empty(experts, 2 * inner, hidden), requires_grad=False
+        )
+        self.down_proj = nn.Parameter(torch.empty(experts, hidden, inner), requires_grad=False)
+
+    def checkpoint_layouts(self) -> Sequence[Mapping[str, Tensor]]:
+        """Split, three matrices an expert; or stacked as they are here."""
+        split: dict[str, Tensor] = {}
+        for e, (gate_up, down) in enumerate(zip(self.gate_up_proj, self.down_proj, strict=True)):
+            gate, up = gate_up.chunk(2)
+            matrices = {"gate_proj": gate, "up_proj": up, "down_proj": down}
+            split |= {f"experts.{e}.{name}.weight": part for name, part in matrices.items()}
+        stacked = {f"experts.{name}": part for name, part in self.named_parameters()}
+        return [split, stacked]
+
+
+class MoE(nn.Module):
+    """Routed experts, and one shared by all tokens if there is one (arXiv 2401.06066)."""
+
+    def __init__(self, config: MoEConfig) -> None:
+        super().__init__()
+        self.gate = Router(config)
+        self.experts = Experts(config)
+        self.shared_experts = (
+            MLP(config.hidden_size, config.shared_intermediate_size, config.shared_bias)
+            if config.shared_intermediate_size
+            else None
+        )
+
+    def forward(self, x: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens hidden"]:
+        ids, weights = self.gate(x)
+        routed = moe_experts(x, self.experts.gate_up_proj, self.experts.down_proj, ids, weights)
+        return routed if self.shared_experts is None else routed + self.shared_experts(x)

@@ -1,0 +1,47 @@
+"""Norms. All of them square in float32."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class RMSNorm(nn.Module):
+    """`weight * x / sqrt(mean(x^2) + eps)` over the last axis (arXiv 1910.07467).
+
+    A float32 residual stream may come in; what goes out has the weight's dtype.
+    """
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
+        self.eps = eps
+
+    def forward(self, x: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size"]:
+        weight = self.weight.to(x.dtype)
+        return F.rms_norm(x, weight.shape, weight, self.eps).to(self.weight.dtype)
+
+
+class GatedRMSNorm(nn.Module):
+    """Mamba-2's output norm: `norm(x * silu(z))`, or `norm(x) * silu(z)`.
+
+    The mean is taken over each of `num_groups` equal parts of the last axis
+    (arXiv 2405.21060, section 7.3). `norm_before_gate` norms before the gate.
+    """
+
+    def __init__(self, size: int, eps: float, num_groups: int, norm_before_gate: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
+        self.eps = eps
+        self.num_groups = num_groups
+        self.norm_before_gate = norm_before_gate
+
+    def forward(
+        self, x: Float[Tensor, "*batch size"], z: Float[Tensor, "*batch size"]
+    ) -> Float[Tensor, "*batch size"]:
+        gate = F.silu(z.float())
+        y = x.float() if self.norm_before_gate else x.float() * gate
+        grouped = y.unflatten(-1, (self.num_groups, -1))
+        y = F.rms_norm(grouped, grouped.shape[-1:], None, self.eps).flatten(-2)
+        y = y * self.weight.float()
+        return (y * gate if self.norm_before_gate else y).to(z.dtype)

@@ -1,0 +1,107 @@
+"""CausalLM: embedding, layers, norm and logits: what all decoder-only models share."""
+
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hybridrt.batch import ForwardBatch
+from hybridrt.layers.cached import CachedLayer
+from hybridrt.layers.linear import Linear
+from hybridrt.layers.norm import RMSNorm
+from hybridrt.layers.rope import Rope
+from hybridrt.models.config import ModelConfig
+
+
+class Embedding(nn.Module):
+    """`weight[token]`."""
+
+    def __init__(self, vocab_size: int, hidden_size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(vocab_size, hidden_size), requires_grad=False)
+
+    def forward(self, input_ids: Tensor) -> Float[Tensor, "tokens hidden"]:
+        return F.embedding(input_ids, self.weight)
+
+
+class Backbone(nn.Module):
+    """Everything but the logits."""
+
+    def __init__(self, config: ModelConfig, layers: Iterable[nn.Module], norm_eps: float) -> None:
+        super().__init__()
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(layers)
+        self.norm = RMSNorm(config.hidden_size, norm_eps)
+
+
+class CausalLM(nn.Module):
+    """A model file subclasses this as `Model`, names its `Config` and makes the layers.
+
+    Attributes:
+        checkpoint_renames: pairs of a regular expression and its replacement, which take
+            a checkpoint's tensor names to those of the parameters here.
+        ignored_tensors: regular expressions of tensors that may be there unused.
+        float32_residual: layers add up in float32 whatever the model's dtype.
+    """
+
+    Config: ClassVar[type[ModelConfig]]
+    checkpoint_renames: ClassVar[tuple[tuple[str, str], ...]] = ()
+    ignored_tensors: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(
+        self,
+        config: Any,
+        layers: Iterable[nn.Module],
+        norm_eps: float,
+        ropes: Iterable[Rope] = (),
+        float32_residual: bool = False,
+    ) -> None:
+        super().__init__()
+        self.config: ModelConfig = config
+        self.model = Backbone(config, layers, norm_eps)
+        self.lm_head = Linear(config.hidden_size, config.vocab_size)
+        if config.tie_word_embeddings:
+            self.lm_head.weight = self.model.embed_tokens.weight
+        self.ropes = tuple(ropes)
+        self.float32_residual = float32_residual
+        for name, layer in self.cached_layers().items():
+            layer.name = name
+
+    def forward(self, batch: ForwardBatch) -> Float[Tensor, "tokens hidden"]:
+        """The last hidden state of every token in the batch."""
+        x = self.model.embed_tokens(batch.input_ids)
+        if self.float32_residual:
+            x = x.float()
+        for layer in self.model.layers:
+            x = layer(x, batch)
+        return self.model.norm(x)
+
+    def logits(self, hidden: Float[Tensor, "rows hidden"]) -> Float[Tensor, "rows vocab"]:
+        """The logits behind these hidden states, in float32."""
+        return self.lm_head(hidden).float()
+
+    def cached_layers(self) -> dict[str, CachedLayer]:
+        """The layers that cache something, by name, in the order they run."""
+        return {n: m for n, m in self.named_modules() if isinstance(m, CachedLayer)}
+
+    def prepare(self, max_model_len: int, device: torch.device) -> None:
+        """Makes what is computed rather than loaded."""
+        for rope in self.ropes:
+            rope.prepare(max_model_len, device)
+
+    @property
+    def longest_exact(self) -> int | None:
+        """The longest sequence that a cache can serve exactly; None: any."""
+        limits = [rope.longest_exact for rope in self.ropes if rope.longest_exact is not None]
+        return min(limits, default=None)
+
+    @property
+    def rope_switch_length(self) -> int | None:
+        """See `Rope.switch_length`; it must be the same in all layers."""
+        lengths = {rope.switch_length for rope in self.ropes} - {None}
+        if len(lengths) > 1:
+            raise ValueError(f"layers switch their rotary tables at unlike lengths: {lengths}")
+        return lengths.pop() if lengths else None

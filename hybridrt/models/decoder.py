@@ -1,0 +1,26 @@
+"""The layer of Llama-like models."""
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from hybridrt.batch import ForwardBatch
+from hybridrt.layers.norm import RMSNorm
+
+
+class DecoderLayer(nn.Module):
+    """Attention, then a feed-forward layer, each behind a norm and added to the stream."""
+
+    def __init__(
+        self, hidden_size: int, norm_eps: float, self_attn: nn.Module, mlp: nn.Module
+    ) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(hidden_size, norm_eps)
+        self.self_attn = self_attn
+        self.post_attention_layernorm = RMSNorm(hidden_size, norm_eps)
+        self.mlp = mlp
+
+    def forward(
+        self, x: Float[Tensor, "tokens hidden"], batch: ForwardBatch
+    ) -> Float[Tensor, "tokens hidden"]:
+        x = x + self.self_attn(self.input_layernorm(x), batch)
+        return x + self.mlp(self.post_attention_layernorm(x))

@@ -1,0 +1,97 @@
+"""DeepSeek-V2 (arXiv 2405.04434): MLA, and mixtures of experts routed by softmax."""
+
+from typing import Literal
+
+from hybridrt.layers.mla import MLA, MLAConfig
+from hybridrt.layers.mlp import MLP
+from hybridrt.layers.moe import MoE, MoEConfig
+from hybridrt.layers.rope import Rope, RopeConfig
+from hybridrt.models.causal_lm import CausalLM
+from hybridrt.models.config import ModelConfig
+from hybridrt.models.decoder import DecoderLayer
+
+
+class Config(ModelConfig):
+    """Keys of a DeepSeek-V2 `config.json`."""
+
+    intermediate_size: int
+    moe_intermediate_size: int = 1407
+    num_attention_heads: int
+    num_key_value_heads: int | None = None
+    q_lora_rank: int | None = 1536
+    kv_lora_rank: int = 512
+    qk_nope_head_dim: int = 128
+    qk_rope_head_dim: int = 64
+    v_head_dim: int = 128
+    n_routed_experts: int | None = 64
+    n_shared_experts: int | None = 2
+    num_experts_per_tok: int | None = None
+    first_k_dense_replace: int = 0
+    moe_layer_freq: Literal[1] = 1
+    scoring_func: Literal["softmax"] = "softmax"
+    topk_method: Literal["greedy", "group_limited_greedy"] = "greedy"
+    n_group: int | None = None
+    topk_group: int | None = None
+    norm_topk_prob: Literal[False] = False
+    routed_scaling_factor: float = 1.0
+    hidden_act: Literal["silu"] = "silu"
+    max_position_embeddings: int = 2048
+    rms_norm_eps: float = 1e-6
+    rope_parameters: RopeConfig
+    rope_interleave: Literal[True] = True
+    attention_bias: bool = False
+    mlp_bias: bool = False
+
+    without_effect = ("head_dim", "qk_head_dim")
+
+    @property
+    def moe(self) -> MoEConfig:
+        """The experts' sizes and their routing."""
+        limited = self.topk_method == "group_limited_greedy"
+        return MoEConfig(
+            hidden_size=self.hidden_size,
+            moe_intermediate_size=self.moe_intermediate_size,
+            num_experts=self.n_routed_experts,
+            num_experts_per_tok=self.num_experts_per_tok,
+            norm_topk_prob=False,
+            routed_scaling_factor=self.routed_scaling_factor,
+            n_group=self.n_group if limited else 1,
+            topk_group=self.topk_group if limited else 1,
+            shared_intermediate_size=self.moe_intermediate_size * (self.n_shared_experts or 0),
+            shared_bias=self.mlp_bias,
+        )
+
+    @property
+    def mla(self) -> MLAConfig:
+        """The attention's sizes."""
+        return MLAConfig(
+            hidden_size=self.hidden_size,
+            num_attention_heads=self.num_attention_heads,
+            q_lora_rank=self.q_lora_rank,
+            kv_lora_rank=self.kv_lora_rank,
+            qk_nope_head_dim=self.qk_nope_head_dim,
+            qk_rope_head_dim=self.qk_rope_head_dim,
+            v_head_dim=self.v_head_dim,
+            attention_bias=self.attention_bias,
+        )
+
+
+class Model(CausalLM):
+    """MLA in every layer; the first `first_k_dense_replace` have a dense MLP."""
+
+    Config = Config
+
+    def __init__(self, config: Config) -> None:
+        rope = Rope(config.rope_parameters, config.qk_rope_head_dim, config.rope_interleave)
+        layers = [
+            DecoderLayer(
+                config.hidden_size,
+                config.rms_norm_eps,
+                MLA(config.mla, rope),
+                MLP(config.hidden_size, config.intermediate_size, config.mlp_bias)
+                if i < config.first_k_dense_replace
+                else MoE(config.moe),
+            )
+            for i in range(config.num_hidden_layers)
+        ]
+        super().__init__(config, layers, config.rms_norm_eps, [rope])

@@ -1,0 +1,58 @@
+"""DeepSeek-V3 (arXiv 2412.19437): V2 with sigmoid routing, balanced by a learned bias."""
+
+from typing import Literal
+
+from hybridrt.layers.moe import MoEConfig
+from hybridrt.models import deepseek_v2
+
+
+class Config(deepseek_v2.Config):
+    """Keys of a DeepSeek-V3 `config.json`. Its multi-token prediction layers are not used."""
+
+    moe_intermediate_size: int = 2048
+    n_routed_experts: int | None = 256
+    n_shared_experts: int | None = 1
+    num_experts_per_tok: int | None = 8
+    first_k_dense_replace: int = 3
+    scoring_func: Literal["sigmoid"] = "sigmoid"
+    topk_method: Literal["noaux_tc"] = "noaux_tc"
+    n_group: int | None = 8
+    topk_group: int | None = 4
+    norm_topk_prob: bool = True
+    routed_scaling_factor: float = 2.5
+    max_position_embeddings: int = 4096
+    rope_interleave: bool = True
+    mlp_bias: Literal[False] = False
+
+    without_effect = ("head_dim", "qk_head_dim", "num_nextn_predict_layers")
+
+    @property
+    def moe(self) -> MoEConfig:
+        """The experts' sizes and their routing."""
+        return MoEConfig(
+            hidden_size=self.hidden_size,
+            moe_intermediate_size=self.moe_intermediate_size,
+            num_experts=self.n_routed_experts,
+            num_experts_per_tok=self.num_experts_per_tok,
+            scoring_func="sigmoid",
+            norm_topk_prob=self.norm_topk_prob,
+            routed_scaling_factor=self.routed_scaling_factor,
+            n_group=self.n_group,
+            topk_group=self.topk_group,
+            group_score="top2",
+            correction_bias=True,
+            shared_intermediate_size=self.moe_intermediate_size * (self.n_shared_experts or 0),
+        )
+
+
+class Model(deepseek_v2.Model):
+    """MLA in every layer; the first `first_k_dense_replace` have a dense MLP."""
+
+    Config = Config
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        # The layers behind the last predict further tokens, for drafts.
+        self.ignored_tensors = tuple(
+            rf"model\.layers\.{config.num_hidden_layers + i}\..*" for i in range(8)
+        )

@@ -1,0 +1,75 @@
+"""Mamba-2 (arXiv 2405.21060)."""
+
+from math import inf
+from typing import Literal
+
+from pydantic import model_validator
+
+from hybridrt.layers.mamba2 import Limits, Mamba2, Mamba2Config
+from hybridrt.models.causal_lm import CausalLM
+from hybridrt.models.config import ModelConfig
+from hybridrt.models.mamba import RENAMES, Layer
+
+
+class Config(ModelConfig):
+    """Keys of a Mamba-2 `config.json`."""
+
+    num_heads: int = 128
+    head_dim: int = 64
+    state_size: int = 128
+    expand: int | float = 2
+    intermediate_size: int | None = None
+    n_groups: int = 8
+    conv_kernel: int = 4
+    chunk_size: int = 256
+    use_bias: bool = False
+    use_conv_bias: bool = True
+    hidden_act: Literal["silu"] = "silu"
+    layer_norm_epsilon: float = 1e-5
+    time_step_limit: Limits = (0.0, inf)
+    residual_in_fp32: bool = True
+    rms_norm: Literal[True] = True
+
+    has_rope = False
+    # Every runtime of these checkpoints norms behind the gate, whatever the key says.
+    without_effect = ("norm_before_gate", "time_step_rank")
+
+    @model_validator(mode="after")
+    def _agree(self) -> "Config":
+        """The same size under two names has one value."""
+        inner = self.num_heads * self.head_dim
+        if int(self.expand * self.hidden_size) != inner:
+            raise ValueError(
+                f"expand * hidden_size = {self.expand * self.hidden_size} should be "
+                f"num_heads * head_dim = {inner}"
+            )
+        if self.intermediate_size not in (None, inner):
+            raise ValueError(f"intermediate_size={self.intermediate_size} should be {inner}")
+        return self
+
+
+class Model(CausalLM):
+    """Mamba-2 in every layer."""
+
+    Config = Config
+    checkpoint_renames = RENAMES
+
+    def __init__(self, config: Config) -> None:
+        eps = config.layer_norm_epsilon
+        mixer = Mamba2Config(
+            hidden_size=config.hidden_size,
+            num_heads=config.num_heads,
+            head_dim=config.head_dim,
+            state_size=config.state_size,
+            n_groups=config.n_groups,
+            conv_kernel=config.conv_kernel,
+            chunk_size=config.chunk_size,
+            use_bias=config.use_bias,
+            use_conv_bias=config.use_conv_bias,
+            time_step_limit=config.time_step_limit,
+            norm_eps=eps,
+        )
+        layers = [
+            Layer(config.hidden_size, eps, Mamba2(mixer)) for _ in range(config.num_hidden_layers)
+        ]
+        super().__init__(config, layers, eps, float32_residual=config.residual_in_fp32)

@@ -1,0 +1,21 @@
+"""Quiet, and one thread: tiny models lose more to waking threads than they win."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import transformers
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _quiet_transformers() -> None:
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

@@ -1,0 +1,70 @@
+"""What a runtime answered, and how far that is from the oracle."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tests.oracle.forward import oracle_logprobs
+
+TIE = 1e-4
+"""Two tokens whose log-probabilities are closer than this may change places."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One prompt and its greedy continuation.
+
+    Attributes:
+        prompt_logprobs: of the prompt's tokens from the second on.
+        logprobs: of the tokens generated.
+    """
+
+    prompt: Sequence[int]
+    token_ids: Sequence[int]
+    prompt_logprobs: Sequence[float]
+    logprobs: Sequence[float]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """An answer against the oracle.
+
+    Attributes:
+        error: the largest error of a log-probability, of prompt or output.
+        wrong_tokens: one line for each token that isn't the oracle's choice after
+            the tokens before it, unless the two are tied.
+    """
+
+    error: float
+    wrong_tokens: tuple[str, ...]
+
+
+def judge(path: Path, answer: Answer) -> Verdict:
+    """Compares with one full forward over prompt and output.
+
+    A full forward is causal, so its row t is what a forward over the first t + 1
+    tokens alone would give: every generated token is judged by the prefix that the
+    runtime chose it after, and one wrong token does not hide what follows.
+    """
+    token_ids = [*answer.prompt, *answer.token_ids]
+    expected = oracle_logprobs(path, token_ids)
+    chosen = expected[:-1].gather(1, torch.tensor(token_ids[1:])[:, None]).squeeze(1)
+    given = torch.tensor([*answer.prompt_logprobs, *answer.logprobs])
+    assert given.shape == chosen.shape, f"{len(given)} logprobs for {len(token_ids)} tokens"
+    # A NaN must not pass a comparison.
+    error = (given - chosen).abs().nan_to_num(nan=torch.inf).max().item()
+    steps = expected[len(answer.prompt) - 1 : -1]
+    return Verdict(error, tuple(_wrong_tokens(answer.token_ids, steps)))
+
+
+def _wrong_tokens(token_ids: Sequence[int], steps: Tensor) -> list[str]:
+    wrong = []
+    for i, (token, logprobs) in enumerate(zip(token_ids, steps, strict=True)):
+        best = int(logprobs.argmax())
+        gap = (logprobs[best] - logprobs[token]).item()
+        if gap > TIE:
+            wrong.append(f"output token {i} is {token}, not {best} (likelier by {gap:.2g} nats)")
+    return wrong
