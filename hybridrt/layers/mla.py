@@ -13,11 +13,13 @@ from hybridrt.layers.norm import RMSNorm
 from hybridrt.layers.rope import Rope, yarn_mscale
 from hybridrt.values import Value
 
-LATENT_NORM_EPS = 1e-6  # of q_a_layernorm and kv_a_layernorm, whatever rms_norm_eps says
-
 
 class MLAConfig(Value):
-    """Sizes, under their Hugging Face names. Without `q_lora_rank` queries aren't compressed."""
+    """Sizes, under their Hugging Face names. Without `q_lora_rank` queries aren't compressed.
+
+    `latent_norm_eps` is of q_a_layernorm and kv_a_layernorm; DeepSeek's models have 1e-6
+    there, whatever their rms_norm_eps.
+    """
 
     hidden_size: int
     num_attention_heads: int
@@ -27,6 +29,7 @@ class MLAConfig(Value):
     qk_rope_head_dim: int
     v_head_dim: int
     attention_bias: bool = False
+    latent_norm_eps: float = 1e-6
 
 
 class MLA(CachedLayer):
@@ -49,11 +52,11 @@ class MLA(CachedLayer):
             self.q_proj = Linear(hidden, query_size)
         else:
             self.q_a_proj = Linear(hidden, config.q_lora_rank, bias)
-            self.q_a_layernorm = RMSNorm(config.q_lora_rank, LATENT_NORM_EPS)
+            self.q_a_layernorm = RMSNorm(config.q_lora_rank, config.latent_norm_eps)
             self.q_b_proj = Linear(config.q_lora_rank, query_size)
         rank = config.kv_lora_rank
         self.kv_a_proj_with_mqa = Linear(hidden, rank + config.qk_rope_head_dim, bias)
-        self.kv_a_layernorm = RMSNorm(rank, LATENT_NORM_EPS)
+        self.kv_a_layernorm = RMSNorm(rank, config.latent_norm_eps)
         self.kv_b_proj = Linear(rank, heads * (config.qk_nope_head_dim + config.v_head_dim))
         self.o_proj = Linear(heads * config.v_head_dim, hidden, bias)
 

@@ -79,7 +79,10 @@ class MLALayer(LayerConfig):
         rope = Rope(
             model.rope(self.rope_parameters), self.qk_rope_head_dim, self.rope_interleave
         )
-        return MLA(MLAConfig(hidden_size=model.hidden_size, **sizes), rope)
+        config = MLAConfig(
+            hidden_size=model.hidden_size, latent_norm_eps=model.rms_norm_eps, **sizes
+        )
+        return MLA(config, rope)
 
 
 class Mamba1Layer(LayerConfig):

@@ -40,7 +40,19 @@ def test_a_folder_is_its_own_location_and_the_network_is_never_asked(
 
 @pytest.mark.parametrize(
     "model",
-    ["./nowhere", "../nowhere", "/no/where", "~/nowhere", "a/b/c", "", "a b", "a\\b", "a/..", "a/"],
+    [
+        "./nowhere",
+        "../nowhere",
+        "/no/where",
+        "~/nowhere",
+        "a/b/c",
+        "",
+        "a b",
+        "a\\b",
+        "a/..",
+        "a/",
+        "a--b",
+    ],
 )
 def test_what_can_be_no_hub_id_is_refused_before_the_network(
     model: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

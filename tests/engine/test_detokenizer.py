@@ -230,6 +230,27 @@ def test_what_could_begin_a_stop_string_is_held_back() -> None:
     assert detokenizer.text == detokenizer.streamable_text == "a<en<eE"
 
 
+@pytest.mark.parametrize(
+    ("stops", "found", "text"),
+    [
+        (("bcd", "c"), "c", "ab"),
+        (("d", "bcd"), "bcd", "a"),
+        (("bcd", "d"), "bcd", "a"),
+        (("e", "d"), "d", "abc"),
+        (("abcdef", "f"), "abcdef", ""),
+        (("abcdg", "bcde"), "bcde", "a"),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 2, 6])
+def test_the_stop_string_that_is_complete_first_counts_however_text_comes(
+    stops: tuple[str, ...], found: str, text: str, size: int
+) -> None:
+    detokenizer = Detokenizer(BYTES, [], SamplingParams(stop=stops))
+    parts = chunks(ids_of(BYTES, "abcdef"), [size] * 6)
+    assert next(stop for part in parts if (stop := detokenizer.append(part))) == found
+    assert detokenizer.text == detokenizer.streamable_text == text
+
+
 def test_the_end_shows_what_was_held_back() -> None:
     detokenizer = Detokenizer(BYTES, [], SamplingParams(stop=("<end>",)))
     detokenizer.append(ids_of(BYTES, "a<en"))
@@ -239,7 +260,9 @@ def test_the_end_shows_what_was_held_back() -> None:
 
 def test_stop_strings_wait_for_min_tokens_but_may_begin_before() -> None:
     detokenizer = Detokenizer(BYTES, [], SamplingParams(stop=("ab",)))
-    assert detokenizer.append(ids_of(BYTES, "ab a"), check_stop=False) is None
+    assert detokenizer.append(ids_of(BYTES, "ab"), check_stop=False) is None
+    assert detokenizer.streamable_text == "ab"
+    assert detokenizer.append(ids_of(BYTES, " a"), check_stop=False) is None
     assert detokenizer.streamable_text == "ab "
     assert detokenizer.append(ids_of(BYTES, "b")) == "ab"
     assert detokenizer.text == "ab "
