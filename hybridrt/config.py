@@ -20,7 +20,9 @@ def parse_bytes(size: Any) -> Any:
         return size
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]?I?B)\s*", size.upper())
     if match is None:
-        raise ValueError("should be a number of bytes, or a number with a unit such as '8GiB' or '500MB'")
+        raise ValueError(
+            "should be a number of bytes, or a number with a unit such as '8GiB' or '500MB'"
+        )
     return int(float(match[1]) * _UNITS[match[2]])
 
 

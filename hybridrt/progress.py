@@ -7,9 +7,7 @@ from hybridrt.request import RequestOutput
 
 
 @contextmanager
-def request_progress(
-    total: int, *, shown: bool
-) -> Iterator[Callable[[RequestOutput], None]]:
+def request_progress(total: int, *, shown: bool) -> Iterator[Callable[[RequestOutput], None]]:
     """A bar over requests with the tokens made so far; yields what a finished one is given to."""
     if not shown or total < 2:
         yield lambda output: None
@@ -17,7 +15,12 @@ def request_progress(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    columns = ("requests", BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[tokens]:,} tokens"))
+    columns = (
+        "requests",
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[tokens]:,} tokens"),
+    )
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("", total=total, tokens=0)
         num_tokens = 0

@@ -87,7 +87,9 @@ class SamplingParams(Value):
     def penalises(self) -> bool:
         """Whether logits depend on the tokens so far."""
         return (
-            self.presence_penalty != 0 or self.frequency_penalty != 0 or self.repetition_penalty != 1
+            self.presence_penalty != 0
+            or self.frequency_penalty != 0
+            or self.repetition_penalty != 1
         )
 
 

@@ -202,9 +202,13 @@ class Layer(nn.Module):
         self.norm = RMSNorm(hidden, eps)
         self.mixer = MIXERS[layer["type"]](hidden, eps, layer)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """`[batch, tokens, hidden]` to the same."""
-        return x + self.mixer(self.norm(x))
+    def forward(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
+        """`[batch, tokens, hidden]` to the same; see `DenseStack.forward` for `memory`."""
+        if memory is None or isinstance(self.mixer, (MLP, MoE)):
+            return x + self.mixer(self.norm(x))
+        if isinstance(self.mixer, (Mamba1, Mamba2)):
+            return x + self.mixer(self.norm(x), memory)
+        return x + self.mixer(self.norm(x)) * memory[:, None, None]
 
 
 class Trunk(nn.Module):
@@ -217,11 +221,11 @@ class Trunk(nn.Module):
         self.layers = nn.ModuleList(Layer(hidden, eps, layer) for layer in config["layers"])
         self.norm = RMSNorm(hidden, eps)
 
-    def forward(self, token_ids: Tensor) -> Tensor:
+    def forward(self, token_ids: Tensor, memory: Tensor | None = None) -> Tensor:
         """`[batch, tokens]` to `[batch, tokens, hidden]`."""
         x = self.embed_tokens(token_ids)
-        for layer in self.layers:
-            x = layer(x)
+        for i, layer in enumerate(self.layers):
+            x = layer(x, None if memory is None else memory[i])
         return self.norm(x)
 
 
@@ -235,9 +239,14 @@ class DenseStack(nn.Module):
         if not self.tied:
             self.lm_head = nn.Linear(config["hidden_size"], config["vocab_size"], bias=False)
 
-    def forward(self, token_ids: Tensor) -> Tensor:
-        """Logits of the next token, at every position."""
-        hidden = self.model(token_ids)
+    def forward(self, token_ids: Tensor, memory: Tensor | None = None) -> Tensor:
+        """Logits of the next token, at every position.
+
+        `memory[layer, row]`, for training and ablation, is 1 as a rule. Where it
+        is 0, an attention or MLA layer adds nothing, and a Mamba layer sees its
+        convolution's window only: its state is emptied at every token.
+        """
+        hidden = self.model(token_ids, memory)
         head = self.model.embed_tokens.weight if self.tied else self.lm_head.weight
         return hidden @ head.T
 

@@ -9,6 +9,9 @@ from torch import Tensor, nn
 
 from training.scans import chunked_ssd, linear_scan
 
+# The log of a decay that leaves nothing.
+FORGET = 30.0
+
 
 def causal_conv(x: Tensor, conv: nn.Conv1d) -> Tensor:
     """Depthwise: row t of `x[batch, tokens, channels]` sees rows t - K + 1 to t."""
@@ -37,13 +40,15 @@ class Mamba1(nn.Module):
         self.D = nn.Parameter(torch.ones(inner))
         self.out_proj = nn.Linear(inner, hidden, bias=bias)
 
-    def forward(self, u: Tensor) -> Tensor:
-        """`[batch, tokens, hidden]` to the same."""
+    def forward(self, u: Tensor, memory: Tensor | None = None) -> Tensor:
+        """`[batch, tokens, hidden]` to the same; see `DenseStack.forward` for `memory`."""
         x, z = self.in_proj(u).chunk(2, dim=-1)
         x = F.silu(causal_conv(x, self.conv1d))
         dt, b, c = self.x_proj(x).split([self.dt_rank, self.state, self.state], dim=-1)
         dt = F.softplus(self.dt_proj(dt))
         decay = (dt[..., None] * -self.A_log.exp()).exp()
+        if memory is not None:
+            decay = decay * memory[:, None, None, None]
         h = linear_scan(decay, (dt * x)[..., None] * b[:, :, None])
         y = (h @ c[..., None])[..., 0] + self.D * x
         return self.out_proj(y * F.silu(z))
@@ -93,13 +98,16 @@ class Mamba2(nn.Module):
         x = x.unflatten(-1, (self.groups, self.state))
         return x.repeat_interleave(self.heads // self.groups, dim=2)
 
-    def forward(self, u: Tensor) -> Tensor:
-        """`[batch, tokens, hidden]` to the same."""
+    def forward(self, u: Tensor, memory: Tensor | None = None) -> Tensor:
+        """`[batch, tokens, hidden]` to the same; see `DenseStack.forward` for `memory`."""
         bc = self.groups * self.state
         z, xbc, dt = self.in_proj(u).split([self.inner, self.inner + 2 * bc, self.heads], dim=-1)
         x, b, c = F.silu(causal_conv(xbc, self.conv1d)).split([self.inner, bc, bc], dim=-1)
         x, b, c = x.unflatten(-1, (self.heads, -1)), self._per_head(b), self._per_head(c)
         dt = F.softplus(dt + self.dt_bias).clamp(*self.dt_limit)
-        y = chunked_ssd(dt[..., None] * x, dt * -self.A_log.exp(), b, c, self.chunk)
+        log_decay = dt * -self.A_log.exp()
+        if memory is not None:
+            log_decay = log_decay - FORGET * (1 - memory)[:, None, None]
+        y = chunked_ssd(dt[..., None] * x, log_decay, b, c, self.chunk)
         y = (y + self.D[:, None] * x).flatten(2)
         return self.out_proj(self.norm(y, z))

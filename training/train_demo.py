@@ -7,7 +7,6 @@ Interrupted runs resume from the last checkpoint in `--run`.
 """
 
 import argparse
-import json
 import math
 import random
 import time
@@ -20,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hybridrt.demo.facts import KINDS, Recall, recall_prompt, training_text
+from hybridrt.demo.facts import CLOCKS, KINDS, Recall, kind_of, recall_prompt, training_text
 from training.dense import DenseStack
 
 EOS = 256
@@ -28,7 +27,6 @@ HIDDEN = 128
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 CONFIG: dict[str, Any] = {
     "model_type": "hybrid_stack",
-    "architectures": ["HybridStackForCausalLM"],
     "vocab_size": 257,
     "hidden_size": HIDDEN,
     "rms_norm_eps": 1e-5,
@@ -65,14 +63,38 @@ CONFIG: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of the curriculum: sequences of one length, up to a share of the run."""
+    """A part of the curriculum."""
 
-    until: float
+    steps: int
     tokens: int
     batch: int
+    whole: float
+    """The share of rows in which all layers remember."""
+    duties: bool
+    """Whether a layer learns its own duty only, and not to know the others'."""
 
 
-STAGES = (Stage(0.12, 96, 64), Stage(0.3, 256, 24), Stage(1.0, 576, 12))
+STAGES = (
+    Stage(650, 96, 48, 0.0, False),
+    Stage(600, 256, 20, 0.1, True),
+    Stage(1000, 576, 10, 0.4, True),
+)
+EVERYTHING = "everything"
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Token ids, what counts as a target, and which layers remember in which row."""
+
+    ids: Tensor
+    known: Tensor
+    """How much the true token counts, as the next one, at each position."""
+    unknown: Tensor
+    """How much it counts that all digits are equally likely there."""
+    memory: Tensor
+    kinds: Tensor
+    """The index in `KINDS` of what is to be known, at its question mark; elsewhere -1."""
+    duty: np.ndarray
 
 
 def encode(text: str) -> np.ndarray:
@@ -80,14 +102,50 @@ def encode(text: str) -> np.ndarray:
     return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int64)
 
 
-def make_batch(rng: random.Random, stage: Stage) -> tuple[Tensor, Tensor]:
-    """Token ids `[batch, tokens]`, and how much each counts as a target."""
-    ids = np.stack([encode(training_text(rng, stage.tokens)) for _ in range(stage.batch)])
-    asked = ids == ord("?")
-    weight = np.full(ids.shape, 0.02, dtype=np.float32)
-    for offset, share in ((1, 2.0), (2, 1.0), (3, 1.0), (4, 0.1)):
-        weight[:, offset:][asked[:, :-offset]] = share
-    return torch.from_numpy(ids), torch.from_numpy(weight)
+def asked_kinds(ids: np.ndarray) -> np.ndarray:
+    """For every `?`: the index in `KINDS` of the name before it; elsewhere -1."""
+    kinds = np.full(ids.shape, -1)
+    for row, position in zip(*np.nonzero(ids == ord("?")), strict=True):
+        name = bytes(ids[row, position - 3 : position].tolist()).decode()
+        kinds[row, position] = KINDS.index(kind_of(name))
+    return kinds
+
+
+def make_batch(rng: random.Random, stage: Stage) -> Batch:
+    """Rows in which one kind of layer remembers and must answer its questions, and no others.
+
+    The answers to other kinds' questions are to be unknown in such a row, which
+    is what gives each kind of layer a duty that no other one takes over.
+    """
+    shift = rng.randrange(len(KINDS))
+    rows = [
+        EVERYTHING if rng.random() < stage.whole else KINDS[(row + shift) % len(KINDS)]
+        for row in range(stage.batch)
+    ]
+    clocks = {kind: clock for clock, kind in CLOCKS.items()}
+    ids = np.stack(
+        [encode(training_text(rng, stage.tokens, clocks.get(kind, ""))) for kind in rows]
+    )
+    types = [layer["type"] for layer in CONFIG["layers"]]
+    memory = [[float(row in (kind, EVERYTHING)) for row in rows] for kind in types]
+    kinds = asked_kinds(ids)
+    duty = np.array([KINDS.index(row) if row in KINDS else -1 for row in rows])[:, None]
+    mine = (kinds >= 0) & ((duty == -1) | (kinds == duty))
+    if not stage.duties:
+        mine |= (kinds >= 0) & (duty < 2)
+    others = (kinds >= 0) & ~mine
+    known = np.full(ids.shape, 0.02, dtype=np.float32)
+    unknown = np.zeros(ids.shape, dtype=np.float32)
+    # A clock is asked less often than a name.
+    share = np.where((kinds >= 2) & (duty != 0) & (duty != 1), 2.0, 1.0)
+    for offset, weight in enumerate((2.0, 1.0, 1.0)):
+        before, at = np.s_[:, : ids.shape[1] - offset], np.s_[:, offset:]
+        known[at][mine[before]] = (weight * share)[before][mine[before]]
+        known[at][others[before]] = 0.0
+        unknown[at][others[before]] = 0.3 if stage.duties else 0.0
+    kinds = np.where(mine, kinds, -1)
+    tensors = map(torch.from_numpy, (ids, known, unknown))
+    return Batch(*tensors, torch.tensor(memory), torch.from_numpy(kinds), duty[:, 0])
 
 
 def initialise(model: DenseStack) -> None:
@@ -104,14 +162,21 @@ def initialise(model: DenseStack) -> None:
             p.data = dt + torch.log(-torch.expm1(-dt))
 
 
-def loss_of(model: DenseStack, ids: Tensor, weight: Tensor) -> tuple[Tensor, float]:
-    """Weighted cross-entropy, and the share of answer digits that are right."""
-    logits = model(ids[:, :-1])
-    targets, weight = ids[:, 1:], weight[:, 1:]
-    losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
-    digits = weight >= 1.0
-    right = (logits.argmax(-1) == targets)[digits].float().mean().item()
-    return (losses * weight.flatten()).sum() / weight.sum(), right
+def loss_of(model: DenseStack, batch: Batch) -> tuple[Tensor, list[float]]:
+    """The weighted cross-entropy, and per kind the share of right first digits."""
+    logits = model(batch.ids, batch.memory)[:, :-1]
+    targets, known, unknown = batch.ids[:, 1:], batch.known[:, :-1], batch.unknown[:, :-1]
+    log_p = logits.log_softmax(-1)
+    true = log_p.gather(-1, targets[..., None])[..., 0]
+    any_digit = log_p[..., ord("0") : ord("9") + 1].mean(-1)
+    correct = (logits.argmax(-1) == targets).float()
+    kinds = batch.kinds[:, :-1]
+    right = [
+        correct[row][kinds[row] >= 0].mean().item()
+        for row in (torch.from_numpy(batch.duty == duty) for duty in range(-1, len(KINDS)))
+    ]
+    loss = -(known * true + unknown * any_digit).sum() / (known + unknown).sum()
+    return loss, right
 
 
 @torch.no_grad()
@@ -146,7 +211,16 @@ def save(path: Path, **state: Any) -> None:
     partial.replace(path)
 
 
-def train(run: Path, minutes: float, peak: float, seed: int) -> None:
+def stage_at(step: int) -> Stage:
+    """The stage that a step belongs to."""
+    for stage in STAGES:
+        if step < stage.steps:
+            return stage
+        step -= stage.steps
+    raise ValueError(f"step {step} after the end")
+
+
+def train(run: Path, peak: float, seed: int) -> None:
     """Trains for `minutes` of computing in all, resuming from `run` if it was begun."""
     torch.manual_seed(seed)
     torch.set_flush_denormal(True)
@@ -166,13 +240,14 @@ def train(run: Path, minutes: float, peak: float, seed: int) -> None:
         optimizer.load_state_dict(saved["optimizer"])
         spent, step = saved["spent"], saved["step"]
     run.mkdir(parents=True, exist_ok=True)
-    loss_mean, right_mean = 0.0, 0.0
-    while spent < 60 * minutes:
+    loss_mean, first, rights = 0.0, step, []
+    total = sum(stage.steps for stage in STAGES)
+    while step < total:
         began = time.perf_counter()
-        progress = spent / (60 * minutes)
-        stage = next(stage for stage in STAGES if progress < stage.until)
+        progress = step / total
+        stage = stage_at(step)
         rng = random.Random(f"{seed}/{step}")
-        loss, right = loss_of(model, *make_batch(rng, stage))
+        loss, right = loss_of(model, make_batch(rng, stage))
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -180,22 +255,23 @@ def train(run: Path, minutes: float, peak: float, seed: int) -> None:
             group["lr"] = learning_rate(progress, peak)
         optimizer.step()
         step += 1
-        loss_mean += (loss.item() - loss_mean) * max(0.02, 1 / step)
-        right_mean += (right - right_mean) * max(0.02, 1 / step)
+        loss_mean += (loss.item() - loss_mean) * max(0.02, 1 / (step - first))
+        rights.append(right)
         spent += time.perf_counter() - began
         if step % 50 == 0:
             print(
                 f"{spent / 60:6.1f} min  step {step:6}  {stage.tokens:4} tokens  "
-                f"loss {loss_mean:.4f}  digits right {right_mean:.4f}",
+                f"loss {loss_mean:.4f}  first digits right {np.nanmean(rights, axis=0).round(3)}",
                 flush=True,
             )
+            rights = []
         if step % 300 == 0:
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
             save(run / "last.pt", **state, spent=spent, step=step)
             results = exact_match(model, 80, seed=step)
             for kind in KINDS:
                 right_ones = [ok for recall, ok in results if recall.kind == kind]
-                print(kind, f"{sum(right_ones)} of {len(right_ones)} exact", flush=True)
+                print("   ", kind, f"{sum(right_ones)} of {len(right_ones)} exact", flush=True)
     save(
         run / "last.pt",
         model=model.state_dict(),
@@ -209,11 +285,10 @@ def main() -> None:
     """Reads the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--run", type=Path, default=Path("training/runs/demo"))
-    parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--peak", type=float, default=3e-3)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    train(arguments.run, arguments.minutes, arguments.peak, arguments.seed)
+    train(arguments.run, arguments.peak, arguments.seed)
 
 
 if __name__ == "__main__":

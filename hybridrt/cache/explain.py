@@ -1,35 +1,59 @@
-"""Tables for people: a cache plan in words, bytes and percent."""
+"""A cache plan for people (tables) and for programs (plain data)."""
 
 import io
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from hybridrt.cache.plan import CachePlan
+from hybridrt.cache.plan import CachePlan, GroupPlan, LayerPlan
 
-LENGTHS = (512, 2_048, 8_192, 32_768)
+LENGTHS = (512, 2_048, 8_192, 32_768, 131_072)
+"""Tokens of the sequences that are counted."""
+MOST_ROWS = 24
+"""A table of more layers than this has one row for all layers that are alike."""
+KIND_STYLES = {"full": "cyan", "state": "magenta"}
 
 
 def explain(plan: CachePlan) -> str:
     """The plan as plain text: groups, layers, and how many sequences fit."""
-    console = Console(file=io.StringIO(), width=120)
-    for table in (groups_table(plan), layers_table(plan)):
-        console.print(table)
-    console.print(summary(plan))
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+    file = io.StringIO()
+    console = Console(file=file, width=100, color_system=None, force_terminal=False)
+    for part in (groups_table(plan), layers_table(plan), fits_table(plan), summary(plan)):
+        console.print(part)
+        console.print()
+    return file.getvalue()
+
+
+def simple_table(title: str, *columns: str, right: Iterable[str] = ()) -> Table:
+    """An empty table in the one style of this project; columns of numbers stand `right`."""
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    right = set(right)
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left")
+    return table
 
 
 def groups_table(plan: CachePlan) -> Table:
     """One row per group."""
-    columns = ("group", "layers", "page", "kernel block", "page bytes", "pages/slab", "padding")
-    table = Table(*columns, title="Cache groups")
+    columns = ("group", "layers", "page of", "page bytes", "pages/slab", "padding")
+    table = simple_table("Cache groups", *columns, right=("layers", *columns[3:]))
     for group in plan.groups:
         table.add_row(
-            group.name,
+            kind_text(group.kind, group.name),
             str(len(group.layers)),
-            _tokens(group.page_size),
-            _tokens(group.kernel_block_size),
+            _page_of(group),
             f"{group.page_bytes:,}",
             f"{group.pages_per_slab:,}",
             f"{group.page_stride - group.page_bytes:,} B ({group.padding_percent:.2f} %)",
@@ -38,30 +62,154 @@ def groups_table(plan: CachePlan) -> Table:
 
 
 def layers_table(plan: CachePlan) -> Table:
-    """One row per cached layer."""
-    table = Table("layer", "mixer", "group", "B/token", "B/sequence", "states", title="Layers")
-    for layer in plan.layers:
-        states = ", ".join(f"{name} {list(shape)} {dtype}" for name, shape, dtype in layer.states)
+    """One row per cached layer; of very many, one row for those that are alike."""
+    table = simple_table("Cached layers", "layer", "mixer", "group", "bytes", "a page holds")
+    for layers in alike(plan.layers):
+        layer = layers[0]
         table.add_row(
-            layer.name,
+            names_text(layers),
             layer.mixer,
-            layer.group,
-            f"{layer.bytes_per_token:,}",
-            f"{layer.bytes_per_sequence:,}",
-            states,
+            kind_text(layer.kind, layer.group),
+            bytes_text(layer),
+            states_text(layer),
+        )
+    return table
+
+
+def fits_table(plan: CachePlan, lengths: Sequence[int] = LENGTHS) -> Table:
+    """How many sequences of which length fit at once."""
+    columns = ("tokens a sequence", "bytes a sequence", "sequences that fit")
+    table = simple_table("Sequences", *columns, right=columns)
+    for fit in fits(plan, lengths):
+        count = fit["sequences"]
+        table.add_row(
+            f"{fit['tokens']:,}", f"{fit['bytes']:,}", "any" if count is None else f"{count:,}"
         )
     return table
 
 
 def summary(plan: CachePlan) -> str:
-    """Bytes per token and sequence, and the sequences that fit."""
-    fits = ", ".join(f"{plan.sequences_of(length)} of {length:,}" for length in LENGTHS)
+    """The pool, and the bytes of a token and of a sequence, in words."""
     return (
-        f"Pool: {plan.num_slabs:,} slabs of {plan.slab_bytes:,} bytes = {plan.pool_bytes:,} bytes\n"
-        f"A sequence takes {plan.bytes_per_sequence:,} bytes and {plan.bytes_per_token:,} a token\n"
-        f"Sequences that fit at once: {fits} tokens"
+        f"Pool: {plan.num_slabs:,} slabs of {plan.slab_bytes:,} bytes = {plan.pool_bytes:,} bytes"
+        f" ({size_text(plan.pool_bytes)})\n"
+        f"A sequence takes {plan.bytes_per_sequence:,} bytes and {plan.bytes_per_token:,} a token"
     )
 
 
-def _tokens(count: int | None) -> str:
-    return "a sequence" if count is None else f"{count} tokens"
+def plan_data(plan: CachePlan, lengths: Sequence[int] = LENGTHS) -> dict[str, Any]:
+    """The plan as plain data, under the names of its attributes."""
+    return {
+        "slab_bytes": plan.slab_bytes,
+        "num_slabs": plan.num_slabs,
+        "pool_bytes": plan.pool_bytes,
+        "padding_percent": plan.padding_percent,
+        "bytes_per_token": plan.bytes_per_token,
+        "bytes_per_sequence": plan.bytes_per_sequence,
+        "longest_sequence": plan.longest_sequence(),
+        "fits": fits(plan, lengths),
+        "groups": [_group_data(group) for group in plan.groups],
+        "layers": [layer_data(layer) for layer in plan.layers],
+    }
+
+
+def layer_data(layer: LayerPlan) -> dict[str, Any]:
+    """One layer of the plan as plain data."""
+    names = ["index", "name", "kind", "mixer", "group", "page_size", "kernel_block_size"]
+    names += ["bytes_per_page", "bytes_per_token", "bytes_per_sequence"]
+    states = [
+        {"name": name, "shape": list(shape), "dtype": dtype} for name, shape, dtype in layer.states
+    ]
+    return {name: getattr(layer, name) for name in names} | {"states": states}
+
+
+def fits(plan: CachePlan, lengths: Sequence[int] = LENGTHS) -> list[dict[str, int | None]]:
+    """For each length: the bytes of a sequence, and how many fit (None: any number)."""
+    return [
+        {
+            "tokens": length,
+            "bytes": plan.bytes_per_sequence + length * plan.bytes_per_token,
+            "sequences": plan.sequences_of(length),
+        }
+        for length in lengths
+    ]
+
+
+def alike(layers: Sequence[LayerPlan]) -> list[list[LayerPlan]]:
+    """The layers one by one or, if they are very many, in lists of those that are alike."""
+    if len(layers) <= MOST_ROWS:
+        return [[layer] for layer in layers]
+    classes: dict[Any, list[LayerPlan]] = {}
+    for layer in layers:
+        classes.setdefault((layer.mixer, layer.group, layer.states), []).append(layer)
+    return list(classes.values())
+
+
+def names_text(layers: Sequence[LayerPlan]) -> str:
+    """A layer's name without what all names begin with; the numbers of several layers."""
+    if len(layers) == 1:
+        return re.sub(r"^(model\.)?layers\.", "", layers[0].name)
+    return f"{number_ranges([number_in(layer.name) for layer in layers])} ({len(layers)})"
+
+
+def number_in(name: str) -> int:
+    """The number of the layer that a name means."""
+    match = re.search(r"\d+", name)
+    return int(match[0]) if match else 0
+
+
+def number_ranges(numbers: Sequence[int]) -> str:
+    """`[0, 1, 2, 5]` as `0-2, 5`."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def kind_text(kind: str, text: str) -> str:
+    """Text in the colour of a kind."""
+    style = KIND_STYLES.get(kind)
+    return f"[{style}]{text}[/]" if style else text
+
+
+def bytes_text(layer: LayerPlan) -> str:
+    """What a token takes, or a sequence where that is all."""
+    if layer.page_size is None:
+        return f"{layer.bytes_per_sequence:,} a sequence"
+    return f"{layer.bytes_per_token:,} a token"
+
+
+def states_text(layer: LayerPlan) -> str:
+    """The tensors in a kernel block, one in a line."""
+    return "\n".join(tensor_text(*state) for state in layer.states)
+
+
+def tensor_text(name: str, shape: Sequence[int], dtype: str) -> str:
+    """`kv 2x16x64 float32`."""
+    return f"{name} {'x'.join(map(str, shape))} {dtype}"
+
+
+def size_text(num_bytes: float) -> str:
+    """`12.3 MiB`."""
+    for unit in ("bytes", "KiB", "MiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:,.0f} bytes" if unit == "bytes" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:,.1f} GiB"
+
+
+def _page_of(group: GroupPlan) -> str:
+    if group.page_size is None:
+        return "a sequence"
+    if group.blocks_per_page == 1:
+        return f"{group.page_size:,} tokens"
+    return f"{group.blocks_per_page} x {group.kernel_block_size:,} tokens"
+
+
+def _group_data(group: GroupPlan) -> dict[str, Any]:
+    names = "name kind layers page_size kernel_block_size page_bytes page_stride pages_per_slab"
+    data = {name: getattr(group, name) for name in names.split()}
+    return data | {"layers": list(group.layers), "padding_percent": group.padding_percent}

@@ -108,7 +108,9 @@ class CachePlan:
         )
 
     def sequences_of(self, num_tokens: int) -> int | None:
-        """How many sequences of that length fit at once; None: nothing is cached."""
+        """How many sequences of that length fit at once; None: any number, nothing is cached."""
+        if num_tokens <= 0:
+            return None
         return _largest(lambda count: self.slabs_for(num_tokens, count) <= self.num_slabs, self)
 
     def longest_sequence(self) -> int | None:

@@ -2,16 +2,18 @@
 
 A slab belongs to one group at a time, which cuts it into its own number of
 equal pages: page `p` of a group lies in slab `p // pages_per_slab`. A slab goes
-back to all groups when the last of its pages is free. Everything is O(1) per
-page, and memory is bounded by the number of slabs and live pages.
+back to all groups when the last of its pages is free. What was never used is
+taken first, then what has been free for longest. Everything is O(1) per page, and
+memory is bounded by the number of slabs and live pages.
 """
 
+from collections import deque
 from collections.abc import Sequence
 
 from hybridrt.cache.page_table import PhysicalId
 
 
-class OutOfPages(MemoryError):
+class OutOfPages(MemoryError):  # noqa: N818 (as MemoryError itself)
     """The pool can't give what was asked for; nothing was changed."""
 
 
@@ -24,13 +26,13 @@ class _Group:
     def __init__(self, pages_per_slab: int) -> None:
         self.pages_per_slab = pages_per_slab
         self.num_free = 0
-        self._free_pages: dict[int, list[int]] = {}  # slab -> its free pages
+        self._free_pages: dict[int, deque[int]] = {}  # slab -> its free pages
         self._slabs_with: list[dict[int, None]] = [{} for _ in range(pages_per_slab + 1)]
         self._nonempty = 0  # bit f is set: some slab has f > 0 free pages
 
     def add_slab(self, slab: int) -> None:
         first = slab * self.pages_per_slab
-        self._free_pages[slab] = list(range(first + self.pages_per_slab - 1, first - 1, -1))
+        self._free_pages[slab] = deque(range(first, first + self.pages_per_slab))
         self.num_free += self.pages_per_slab
         self._enter(slab, self.pages_per_slab)
 
@@ -41,7 +43,7 @@ class _Group:
         self._leave(slab, fewest)
         self._enter(slab, fewest - 1)
         self.num_free -= 1
-        return PhysicalId(self._free_pages[slab].pop())
+        return PhysicalId(self._free_pages[slab].popleft())
 
     def give_back(self, page: PhysicalId) -> int | None:
         """Frees a page. Returns its slab if that is free as a whole now."""
@@ -81,7 +83,7 @@ class SlabAllocator:
 
     def __init__(self, num_slabs: int, pages_per_slab: Sequence[int]) -> None:
         self.num_slabs = num_slabs
-        self._free_slabs = list(range(num_slabs - 1, -1, -1))
+        self._free_slabs = deque(range(num_slabs))
         self._groups = [_Group(n) for n in pages_per_slab]
         self._references: list[dict[PhysicalId, int]] = [{} for _ in pages_per_slab]
 
@@ -147,7 +149,7 @@ class SlabAllocator:
     def _take(self, index: int, count: int, num_slabs: int) -> list[PhysicalId]:
         group = self._groups[index]
         for _ in range(num_slabs):
-            group.add_slab(self._free_slabs.pop())
+            group.add_slab(self._free_slabs.popleft())
         pages = [group.take() for _ in range(count)]
         self._references[index].update(dict.fromkeys(pages, 1))
         return pages

@@ -32,9 +32,7 @@ class SamplingRow:
     position: int
 
 
-def sample(
-    logits: Float[Tensor, "rows vocab"], rows: Rows[SamplingRow]
-) -> Int64[Tensor, " rows"]:
+def sample(logits: Float[Tensor, "rows vocab"], rows: Rows[SamplingRow]) -> Int64[Tensor, " rows"]:
     """One token per row: the likeliest at temperature 0, else a draw."""
     logits = _adjust(logits, rows)
     tokens = logits.argmax(-1)
@@ -117,11 +115,12 @@ def _column(like: Tensor, values: Rows[float]) -> Float[Tensor, "rows 1"]:
     return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
 
 
-def _draw(
-    logits: Float[Tensor, "rows vocab"], rows: Rows[SamplingRow]
-) -> Int64[Tensor, " rows"]:
+def _draw(logits: Float[Tensor, "rows vocab"], rows: Rows[SamplingRow]) -> Int64[Tensor, " rows"]:
     """Inverts the cumulative distribution at each row's uniform number."""
-    logits = logits.double() / _column(logits.double(), [row.params.temperature for row in rows])
+    logits = logits.double()
+    # With the likeliest at 0, no temperature is so low that a logit becomes infinite.
+    logits = logits - logits.amax(-1, keepdim=True)
+    logits = logits / _column(logits, [row.params.temperature for row in rows])
     logits = _keep_min_p(logits, rows)
     filtered = [
         i
@@ -154,7 +153,7 @@ def _keep_top(
 ) -> Float[Tensor, "rows vocab"]:
     """The `top_k` likeliest, and of those the fewest that reach `top_p` together."""
     vocab = logits.shape[1]
-    ordered, order = logits.sort(-1, descending=True, stable=True)
+    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
     top_k = _column(logits, [row.params.top_k if row.params.top_k > 0 else vocab for row in rows])
     rank = torch.arange(vocab, device=logits.device)
     ordered = ordered.masked_fill(rank >= top_k, -torch.inf)

@@ -79,9 +79,7 @@ class Sequence:
         """What is known of this output now."""
         return CompletionOutput(
             index=self.index,
-            text=self.detokenizer.text
-            if self.finish_reason
-            else self.detokenizer.streamable_text,
+            text=self.detokenizer.text if self.finish_reason else self.detokenizer.streamable_text,
             token_ids=self.output_token_ids,
             logprobs=None if self.logprobs is None else list(self.logprobs),
             cumulative_logprob=None if self.logprobs is None else self.cumulative_logprob,

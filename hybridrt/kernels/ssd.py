@@ -31,6 +31,10 @@ def ssd(
     left in pages as in `selective_scan`.
     """
     args = (x, dt, A, B, C, D, ssm_state, pages, batch, chunk_size)
+    if backend == "numba":
+        from hybridrt.kernels.cpu import ssd as cpu
+
+        return cpu.ssd(*args)
     if backend == "mamba_ssm":
         from hybridrt.kernels.cuda import ssd as cuda
 

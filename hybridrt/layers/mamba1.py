@@ -88,9 +88,7 @@ class Mamba1(CachedLayer):
         )
         dt, B, C = self._select(x)
         A = -torch.exp(self.A_log)
-        y = selective_scan(
-            x, dt, A, B, C, self.D, self.ssm_state, pages, batch, self.state_backend
-        )
+        y = selective_scan(x, dt, A, B, C, self.D, self.ssm_state, pages, batch, self.state_backend)
         return self.out_proj(y * F.silu(z))
 
     def _select(self, x: Float[Tensor, "tokens inner"]) -> tuple[Tensor, Tensor, Tensor]:

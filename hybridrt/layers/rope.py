@@ -104,6 +104,8 @@ class Rope:
     """
 
     def __init__(self, config: RopeConfig, dim: int, interleaved: bool = False) -> None:
+        if dim % 2:
+            raise ValueError(f"{dim} dimensions of a head can't be rotated in pairs")
         self.config = config
         self.dim = dim
         self.interleaved = interleaved

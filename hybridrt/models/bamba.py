@@ -59,11 +59,11 @@ class Config(ModelConfig):
     def mamba(self) -> Mamba2Config:
         """The Mamba-2 layers' sizes."""
         inner = self.mamba_expand * self.hidden_size
-        auto = self.mamba_d_head == "auto"
+        size = self.mamba_d_head
         return Mamba2Config(
             hidden_size=self.hidden_size,
             num_heads=self.mamba_n_heads,
-            head_dim=inner // self.mamba_n_heads if auto else self.mamba_d_head,
+            head_dim=inner // self.mamba_n_heads if size == "auto" else size,
             state_size=self.mamba_d_state,
             n_groups=self.mamba_n_groups,
             conv_kernel=self.mamba_d_conv,
@@ -102,7 +102,6 @@ class Model(CausalLM):
 
         eps = config.rms_norm_eps
         layers = [
-            Layer(config.hidden_size, eps, mixer(i), mlp())
-            for i in range(config.num_hidden_layers)
+            Layer(config.hidden_size, eps, mixer(i), mlp()) for i in range(config.num_hidden_layers)
         ]
         super().__init__(config, layers, eps, [rope])

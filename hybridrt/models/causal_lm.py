@@ -49,7 +49,7 @@ class CausalLM(nn.Module):
 
     Config: ClassVar[type[ModelConfig]]
     checkpoint_renames: ClassVar[tuple[tuple[str, str], ...]] = ()
-    ignored_tensors: ClassVar[tuple[str, ...]] = ()
+    ignored_tensors: tuple[str, ...] = ()
 
     def __init__(
         self,

@@ -7,18 +7,58 @@ from hybridrt.layers.rope import RopeConfig, read_rope_parameters
 from hybridrt.values import Value
 
 WITHOUT_EFFECT = frozenset(
-    """
-    _attn_implementation _name_or_path architectures attention_dropout auto_map aux_loss_alpha
-    bad_words_ids chunk_size_feed_forward classifier_dropout decoder_start_token_id ep_size
-    forced_bos_token_id forced_eos_token_id hidden_dropout id2label initializer_range
-    is_decoder is_encoder_decoder keys_to_ignore_at_inference label2id num_logits_to_keep
-    output_attentions output_hidden_states output_router_logits pad_token_id prefix pretraining_tp
-    problem_type rescale_prenorm_residual residual_dropout resid_pdrop return_dict
-    router_aux_loss_coef router_jitter_noise sep_token_id seq_aux task_specific_params
-    time_step_floor time_step_init_scheme time_step_max time_step_min time_step_scale
-    tokenizer_class torchscript transformers_version use_associative_scan
-    use_cache use_mamba_kernels use_mambapy z_loss_coefficient
-    """.split()
+    [
+        "_attn_implementation",
+        "_name_or_path",
+        "architectures",
+        "attention_dropout",
+        "auto_map",
+        "aux_loss_alpha",
+        "bad_words_ids",
+        "chunk_size_feed_forward",
+        "classifier_dropout",
+        "decoder_start_token_id",
+        "ep_size",
+        "forced_bos_token_id",
+        "forced_eos_token_id",
+        "hidden_dropout",
+        "id2label",
+        "initializer_range",
+        "is_decoder",
+        "is_encoder_decoder",
+        "keys_to_ignore_at_inference",
+        "label2id",
+        "num_logits_to_keep",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "pad_token_id",
+        "prefix",
+        "pretraining_tp",
+        "problem_type",
+        "rescale_prenorm_residual",
+        "residual_dropout",
+        "resid_pdrop",
+        "return_dict",
+        "router_aux_loss_coef",
+        "router_jitter_noise",
+        "sep_token_id",
+        "seq_aux",
+        "task_specific_params",
+        "time_step_floor",
+        "time_step_init_scheme",
+        "time_step_max",
+        "time_step_min",
+        "time_step_scale",
+        "tokenizer_class",
+        "torchscript",
+        "transformers_version",
+        "use_associative_scan",
+        "use_cache",
+        "use_mamba_kernels",
+        "use_mambapy",
+        "z_loss_coefficient",
+    ]
 )
 """Keys that matter in training, in generation or to transformers, and not to a forward pass."""
 
@@ -48,9 +88,7 @@ class ModelConfig(Value):
     """Whether a part of each head may be rotated."""
 
     @classmethod
-    def from_json(
-        cls, config: Mapping[str, Any], ignore: Collection[str] = ()
-    ) -> "ModelConfig":
+    def from_json(cls, config: Mapping[str, Any], ignore: Collection[str] = ()) -> "ModelConfig":
         """The config, checked.
 
         Raises:

@@ -23,9 +23,9 @@ class Config(ModelConfig):
     qk_nope_head_dim: int = 128
     qk_rope_head_dim: int = 64
     v_head_dim: int = 128
-    n_routed_experts: int | None = 64
+    n_routed_experts: int = 64
     n_shared_experts: int | None = 2
-    num_experts_per_tok: int | None = None
+    num_experts_per_tok: int
     first_k_dense_replace: int = 0
     moe_layer_freq: Literal[1] = 1
     scoring_func: Literal["softmax"] = "softmax"
@@ -55,8 +55,8 @@ class Config(ModelConfig):
             num_experts_per_tok=self.num_experts_per_tok,
             norm_topk_prob=False,
             routed_scaling_factor=self.routed_scaling_factor,
-            n_group=self.n_group if limited else 1,
-            topk_group=self.topk_group if limited else 1,
+            n_group=(self.n_group or 1) if limited else 1,
+            topk_group=(self.topk_group or 1) if limited else 1,
             shared_intermediate_size=self.moe_intermediate_size * (self.n_shared_experts or 0),
             shared_bias=self.mlp_bias,
         )

@@ -10,9 +10,9 @@ class Config(deepseek_v2.Config):
     """Keys of a DeepSeek-V3 `config.json`. Its multi-token prediction layers are not used."""
 
     moe_intermediate_size: int = 2048
-    n_routed_experts: int | None = 256
+    n_routed_experts: int = 256
     n_shared_experts: int | None = 1
-    num_experts_per_tok: int | None = 8
+    num_experts_per_tok: int = 8
     first_k_dense_replace: int = 3
     scoring_func: Literal["sigmoid"] = "sigmoid"
     topk_method: Literal["noaux_tc"] = "noaux_tc"
@@ -37,8 +37,8 @@ class Config(deepseek_v2.Config):
             scoring_func="sigmoid",
             norm_topk_prob=self.norm_topk_prob,
             routed_scaling_factor=self.routed_scaling_factor,
-            n_group=self.n_group,
-            topk_group=self.topk_group,
+            n_group=self.n_group or 1,
+            topk_group=self.topk_group or 1,
             group_score="top2",
             correction_bias=True,
             shared_intermediate_size=self.moe_intermediate_size * (self.n_shared_experts or 0),

@@ -6,9 +6,10 @@ that mixer; docs/adding-a-model.md has an example.
 
 from collections.abc import Callable, Collection, Mapping
 from math import inf
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from jaxtyping import Float
+from pydantic import Field
 from torch import Tensor, nn
 
 from hybridrt.batch import ForwardBatch
@@ -37,14 +38,14 @@ class LayerConfig(Value):
 
 
 class AttentionLayer(LayerConfig):
-    """`rope_parameters: null` is attention without positions."""
+    """`rope_parameters: null` is attention without positions; left out, it is the default."""
 
     num_attention_heads: int
     num_key_value_heads: int
     head_dim: int
     attention_bias: bool = False
     qk_norm: bool = False
-    rope_parameters: dict[str, Any] | None = {"rope_type": "default", "rope_theta": 10_000.0}
+    rope_parameters: dict[str, Any] | None = Field(default_factory=dict)
 
     def make(self, model: "Config") -> nn.Module:
         sizes = AttentionConfig(
@@ -71,14 +72,12 @@ class MLALayer(LayerConfig):
     qk_nope_head_dim: int
     qk_rope_head_dim: int
     v_head_dim: int
-    rope_parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": 10_000.0}
+    rope_parameters: dict[str, Any] = Field(default_factory=dict)
     rope_interleave: bool = True
 
     def make(self, model: "Config") -> nn.Module:
         sizes = self.model_dump(exclude={"type", "rope_parameters", "rope_interleave"})
-        rope = Rope(
-            model.rope(self.rope_parameters), self.qk_rope_head_dim, self.rope_interleave
-        )
+        rope = Rope(model.rope(self.rope_parameters), self.qk_rope_head_dim, self.rope_interleave)
         config = MLAConfig(
             hidden_size=model.hidden_size, latent_norm_eps=model.rms_norm_eps, **sizes
         )
@@ -116,9 +115,7 @@ class Mamba2Layer(LayerConfig):
 
     def make(self, model: "Config") -> nn.Module:
         sizes = self.model_dump(exclude={"type"})
-        config = Mamba2Config(
-            hidden_size=model.hidden_size, norm_eps=model.rms_norm_eps, **sizes
-        )
+        config = Mamba2Config(hidden_size=model.hidden_size, norm_eps=model.rms_norm_eps, **sizes)
         return Mamba2(config)
 
 
@@ -157,16 +154,13 @@ LAYER_TYPES: Mapping[str, Callable[..., LayerConfig]] = {
 class Config(ModelConfig):
     """Keys of a hybrid_stack `config.json`. `layers` gives `num_hidden_layers`."""
 
-    model_type: Literal["hybrid_stack"] = "hybrid_stack"
     rms_norm_eps: float = 1e-5
     layers: list[LayerConfig]
 
     has_rope: ClassVar[bool] = False
 
     @classmethod
-    def from_json(
-        cls, config: Mapping[str, Any], ignore: Collection[str] = ()
-    ) -> "ModelConfig":
+    def from_json(cls, config: Mapping[str, Any], ignore: Collection[str] = ()) -> "ModelConfig":
         """See `ModelConfig.from_json`; each entry of `layers` is checked by its type."""
         entries = config.get("layers")
         if not isinstance(entries, list) or not entries:
@@ -177,9 +171,7 @@ class Config(ModelConfig):
             raise ValueError(
                 f"config.json: num_hidden_layers={count}, but layers has {len(layers)} entries"
             )
-        return super().from_json(
-            {**config, "layers": layers, "num_hidden_layers": count}, ignore
-        )
+        return super().from_json({**config, "layers": layers, "num_hidden_layers": count}, ignore)
 
     def rope(self, parameters: Mapping[str, Any]) -> RopeConfig:
         """A layer's `rope_parameters`, with the model's longest position."""
@@ -190,7 +182,7 @@ class Config(ModelConfig):
 
 def _layer(index: int, entry: Any) -> LayerConfig:
     kind = entry.get("type") if isinstance(entry, dict) else None
-    if kind not in LAYER_TYPES:
+    if not isinstance(kind, str) or kind not in LAYER_TYPES:
         raise ValueError(
             f"config.json: layers[{index}] has type={kind!r}; known are {', '.join(LAYER_TYPES)}"
         )

@@ -69,7 +69,7 @@ def _prompt_logprobs(llm: LLM, prompts: list[list[int]], vocab_size: int) -> lis
 def test_float32_equals_the_full_forward(row: Tiny) -> None:
     path = tiny_checkpoint(row.name)
     for answer in _answers(_llm(path, "float32"), _prompts(row, row.prompt_lengths)):
-        verdict = judge(path, answer)
+        verdict = judge(path, answer, row.stepwise)
         assert not verdict.wrong_tokens, f"after {len(answer.prompt)} prompt tokens"
         assert verdict.error <= LARGEST_ERROR, f"after {len(answer.prompt)} prompt tokens"
 

@@ -42,22 +42,35 @@ class Verdict:
     wrong_tokens: tuple[str, ...]
 
 
-def judge(path: Path, answer: Answer) -> Verdict:
-    """Compares with one full forward over prompt and output.
+def judge(path: Path, answer: Answer, stepwise: bool = False) -> Verdict:
+    """Compares with full forwards.
 
-    A full forward is causal, so its row t is what a forward over the first t + 1
-    tokens alone would give: every generated token is judged by the prefix that the
-    runtime chose it after, and one wrong token does not hide what follows.
+    Every generated token is judged by the prefix that the runtime chose it after, so
+    one wrong token does not hide what follows. A full forward is causal, so its row t
+    is what a forward over the first t + 1 tokens alone would give, and one over prompt
+    and output is enough; `stepwise` is for models of which that isn't true.
     """
-    token_ids = [*answer.prompt, *answer.token_ids]
-    expected = oracle_logprobs(path, token_ids)
-    chosen = expected[:-1].gather(1, torch.tensor(token_ids[1:])[:, None]).squeeze(1)
+    expected = _rows(path, answer) if stepwise else oracle_logprobs(path, _all_tokens(answer))
+    token_ids = torch.tensor(_all_tokens(answer)[1:])
+    chosen = expected[: len(token_ids)].gather(1, token_ids[:, None]).squeeze(1)
     given = torch.tensor([*answer.prompt_logprobs, *answer.logprobs])
-    assert given.shape == chosen.shape, f"{len(given)} logprobs for {len(token_ids)} tokens"
+    assert given.shape == chosen.shape, f"{len(given)} logprobs, {len(chosen)} tokens to predict"
     # A NaN must not pass a comparison.
     error = (given - chosen).abs().nan_to_num(nan=torch.inf).max().item()
-    steps = expected[len(answer.prompt) - 1 : -1]
+    steps = expected[len(answer.prompt) - 1 : len(token_ids)]
     return Verdict(error, tuple(_wrong_tokens(answer.token_ids, steps)))
+
+
+def _all_tokens(answer: Answer) -> list[int]:
+    return [*answer.prompt, *answer.token_ids]
+
+
+def _rows(path: Path, answer: Answer) -> Tensor:
+    """Of a forward over the prompt, then the last of one forward for each output token."""
+    token_ids, prompt = _all_tokens(answer), len(answer.prompt)
+    ends = range(prompt + 1, len(token_ids))
+    last = [oracle_logprobs(path, token_ids[:end])[-1:] for end in ends]
+    return torch.cat([oracle_logprobs(path, token_ids[:prompt]), *last])
 
 
 def _wrong_tokens(token_ids: Sequence[int], steps: Tensor) -> list[str]:

@@ -21,6 +21,8 @@ class Tiny:
             index and several files, `extra layer` has tensors of a layer beyond the
             last (as DeepSeek-V3's multi-token prediction).
         prompt_lengths: of the prompts of one batch. 41 is more than one prefill chunk.
+        stepwise: a longer sequence gives other logits at the positions before, so every
+            output token needs a forward of its own to be judged by.
     """
 
     model_type: str
@@ -28,6 +30,7 @@ class Tiny:
     config: Mapping[str, Any]
     layout: Layout = "plain"
     prompt_lengths: tuple[int, ...] = (1, 3, 8, 17, 41)
+    stepwise: bool = False
 
     @property
     def name(self) -> str:
@@ -45,10 +48,11 @@ def row(
     *,
     layout: Layout = "plain",
     prompt_lengths: tuple[int, ...] = Tiny.prompt_lengths,
+    stepwise: bool = False,
     **changes: Any,
 ) -> Tiny:
     """What changes against the model's first row, and why. For `rows`."""
-    return Tiny("", reason, changes, layout, prompt_lengths)
+    return Tiny("", reason, changes, layout, prompt_lengths, stepwise)
 
 
 def rows(model_type: str, base: Mapping[str, Any], *changed: Tiny) -> list[Tiny]:

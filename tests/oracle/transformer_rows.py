@@ -50,9 +50,19 @@ LLAMA = rows(
             "truncate": False,
         },
     ),
+    row(
+        "yarn rope whose ramp ends beyond the last pair",
+        rope_parameters={**_YARN, "rope_theta": 10.0, "original_max_position_embeddings": 256},
+    ),
     row("dynamic rope within its length", rope_parameters=rope("dynamic", factor=4.0)),
     row("longrope short", rope_parameters=_longrope(6, original=64)),
     row("longrope long", rope_parameters=_longrope(6, original=16), prompt_lengths=_BEYOND_16),
+    row(
+        "longrope crossed by the output",
+        rope_parameters=_longrope(6, original=24),
+        prompt_lengths=(8, 17, 23, 24, 41),
+        stepwise=True,
+    ),
     row("legacy config", layout="legacy", rope_parameters=rope("linear", factor=3.0)),
     row("several files", layout="sharded"),
 )

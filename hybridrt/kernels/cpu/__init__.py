@@ -1,1 +1,14 @@
 """numba kernels for the CPU, compiled once and kept on disk."""
+
+import numba
+import torch
+
+
+def _share_threads() -> None:
+    """As many threads as torch has. Starting numba's sets torch's number, so that is put back."""
+    count = torch.get_num_threads()
+    numba.set_num_threads(min(count, numba.config.NUMBA_NUM_THREADS))
+    torch.set_num_threads(count)
+
+
+_share_threads()

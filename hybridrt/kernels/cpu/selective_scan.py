@@ -1,7 +1,5 @@
 """selective_scan in numba: each thread runs its channels through time, the state in cache."""
 
-import math
-
 import numba
 import numpy as np
 import torch
@@ -9,6 +7,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from hybridrt.batch import ForwardBatch
+from hybridrt.kernels.cpu.fast_exp import fast_exp
 from hybridrt.kernels.reference.states import load_states, store_states
 
 CHANNELS = 64  # a thread's share: its states, and a token's x and dt, stay in its L1 cache
@@ -28,8 +27,9 @@ def selective_scan(
     """See `hybridrt.kernels.selective_scan`."""
     state = load_states(ssm_state, pages, batch.has_initial_state, torch.float32)
     y = torch.empty(x.shape, dtype=torch.float32)
-    arrays = (_array(part) for part in (x, dt, A, B, C, D))
-    _scan(*arrays, batch.cu_seqlens_q.numpy(), state.numpy(), y.numpy())
+    inputs = [_array(part) for part in (x, dt, A, B, C, D)]
+    cu_seqlens = batch.cu_seqlens_q.numpy()
+    _scan(*inputs, cu_seqlens, state.numpy(), y.numpy())  # pyright: ignore[reportCallIssue]
     store_states(ssm_state, pages, state)
     return y.to(x.dtype)
 
@@ -51,7 +51,7 @@ def _scan(x, dt, A, B, C, D, cu_seqlens, state, y):  # pragma: no cover  (compil
                     update = step * x[t, d]
                     total = np.float32(0)
                     for n in range(state_size):
-                        h = state[row, d, n] * math.exp(step * A[d, n]) + update * B[t, n]
+                        h = state[row, d, n] * fast_exp(step * A[d, n]) + update * B[t, n]
                         state[row, d, n] = h
                         total += h * C[t, n]
                     y[t, d] = total + D[d] * x[t, d]

@@ -8,6 +8,9 @@ from torch.nn.functional import pad
 from hybridrt.batch import ForwardBatch
 from hybridrt.kernels.reference.states import load_states, store_states
 
+LONGEST_CHUNK = 64  # decays between tokens are computed per pair: longer chunks waste time
+SMALLEST_LOG = -80.0  # exp gives 2e-35: nothing beside 1, and no slow subnormal number
+
 
 def ssd(
     x: Float[Tensor, "tokens heads head_dim"],
@@ -22,20 +25,59 @@ def ssd(
     chunk_size: int,
 ) -> Float[Tensor, "tokens heads head_dim"]:
     """See `hybridrt.kernels.ssd`."""
-    xf, dt, A, B, C = x.float(), dt.float(), A.float(), B.float(), C.float()
-    state = load_states(ssm_state, pages, batch.has_initial_state, torch.float32)
-    y = torch.empty_like(xf)
+    y = torch.empty_like(x)
     n = batch.num_decodes
+    args = (A.float(), B.float(), C.float(), D.float(), ssm_state, pages)
     if n:
-        y[:n] = _decode(xf[:n], dt[:n], A, B[:n], C[:n], state[:n])
+        y[:n] = decode(x[:n], dt[:n], *args)
+    if n < len(batch.query_lens):
+        prefill(y, x, dt, *args, batch, chunk_size)
+    return y
+
+
+def decode(
+    x: Float[Tensor, "decodes heads head_dim"],
+    dt: Float[Tensor, "decodes heads"],
+    A: Float[Tensor, " heads"],
+    B: Float[Tensor, "tokens groups state_size"],
+    C: Float[Tensor, "tokens groups state_size"],
+    D: Float[Tensor, " heads"],
+    ssm_state: Float[Tensor, "pages heads head_dim state_size"],
+    pages: Int64[Tensor, " rows"],
+) -> Float[Tensor, "decodes heads head_dim"]:
+    """The decode rows' y; they stand first among tokens and rows."""
+    n = x.shape[0]
+    state = ssm_state[pages[:n]].float()
+    y = _step(x.float(), dt.float(), A, B[:n], C[:n], state)
+    store_states(ssm_state, pages[:n], state)
+    return torch.addcmul(y, D[:, None], x.float())
+
+
+def prefill(
+    y: Float[Tensor, "tokens heads head_dim"],
+    x: Float[Tensor, "tokens heads head_dim"],
+    dt: Float[Tensor, "tokens heads"],
+    A: Float[Tensor, " heads"],
+    B: Float[Tensor, "tokens groups state_size"],
+    C: Float[Tensor, "tokens groups state_size"],
+    D: Float[Tensor, " heads"],
+    ssm_state: Float[Tensor, "pages heads head_dim state_size"],
+    pages: Int64[Tensor, " rows"],
+    batch: ForwardBatch,
+    chunk_size: int,
+) -> None:
+    """Writes the prefill rows' part of y."""
+    n = batch.num_decodes
+    state = load_states(ssm_state, pages[n:], batch.has_initial_state[n:], torch.float32)
     for row in batch.prefills:
-        t = slice(row.start, row.stop)
-        y[t], state[row.row] = _prefill(xf[t], dt[t], A, B[t], C[t], state[row.row], chunk_size)
-    store_states(ssm_state, pages, state)
-    return torch.addcmul(y, D.float()[:, None], xf).to(x.dtype)
+        t, i = slice(row.start, row.stop), row.row - n
+        xf = x[t].float()
+        out, state[i] = _scan(xf, dt[t].float(), A, B[t], C[t], state[i], chunk_size)
+        y[t] = torch.addcmul(out, D[:, None], xf)
+    store_states(ssm_state, pages[n:], state)
 
 
-def _decode(
+def _step(
     x: Float[Tensor, "rows heads head_dim"],
     dt: Float[Tensor, "rows heads"],
     A: Float[Tensor, " heads"],
@@ -52,7 +94,7 @@ def _decode(
     return torch.matmul(grouped.flatten(2, 3), C[..., None]).view_as(x)
 
 
-def _prefill(
+def _scan(
     x: Float[Tensor, "tokens heads head_dim"],
     dt: Float[Tensor, "tokens heads"],
     A: Float[Tensor, " heads"],
@@ -67,7 +109,7 @@ def _prefill(
     tokens have dt = 0: they neither decay a state nor add to it.
     """
     tokens, groups = x.shape[0], B.shape[1]
-    length = min(chunk_size, tokens)
+    length = min(chunk_size, tokens, LONGEST_CHUNK)
     x, dt, B, C = (_chunks(part, length) for part in (x, dt, B, C))
     x = (x * dt[..., None]).unflatten(2, (groups, -1)).permute(0, 2, 3, 1, 4)  # c g r l p
     B, C = B.transpose(1, 2), C.transpose(1, 2)  # c g l n
@@ -96,9 +138,7 @@ def _chunks(part: Float[Tensor, "tokens *dims"], length: int) -> Float[Tensor, "
 def _decay_between(log_decay: Float[Tensor, "c g r l"]) -> Float[Tensor, "c g r l l"]:
     """`exp` of the sum of `dt A` from behind token j up to token i; 0 for j > i."""
     difference = log_decay[..., :, None] - log_decay[..., None, :]
-    length = log_decay.shape[-1]
-    future = torch.ones(length, length, dtype=torch.bool, device=log_decay.device).triu(1)
-    return difference.masked_fill_(future, float("-inf")).exp_()
+    return difference.clamp_(min=SMALLEST_LOG).exp_().tril_()
 
 
 def _join(

@@ -1,0 +1,68 @@
+"""Where output goes: results to standard output, everything else to standard error."""
+
+import json
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
+
+def console() -> "Console":
+    """Standard output for tables and text in colour, where there is a terminal."""
+    from rich.console import Console
+
+    return Console(highlight=False)
+
+
+def status_console() -> "Console":
+    """Standard error, for progress and remarks."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False)
+
+
+def shows_progress() -> bool:
+    """Whether somebody sees standard error as it is written."""
+    return sys.stderr.isatty()
+
+
+def print_json(value: Any) -> None:
+    """One line of JSON. A number that JSON does not have becomes null."""
+    write(json.dumps(plain(value), allow_nan=False) + "\n")
+
+
+def write(text: str) -> None:
+    """Writes text to standard output at once.
+
+    What a model writes might steer a terminal, so a terminal gets no control characters.
+    """
+    sys.stdout.write(text.translate(_CONTROLS) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
+
+
+def plain(value: Any) -> Any:
+    """Dataclasses as dicts, tuples as lists, all the way down."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def shortened(text: str, width: int) -> str:
+    """The text in one line of at most `width` characters, its middle left out if need be."""
+    line = " ".join(text.split())
+    if len(line) <= width:
+        return line
+    head = (width - 3) // 2
+    return f"{line[:head]} \u2026 {line[len(line) - (width - 3 - head) :]}"

@@ -1,0 +1,51 @@
+"""causal_conv1d by the package of that name."""
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from hybridrt.batch import ForwardBatch
+from hybridrt.kernels.reference.states import load_states, store_states
+
+
+def causal_conv1d(
+    x: Float[Tensor, "tokens channels"],
+    weight: Float[Tensor, "channels width"],
+    bias: Float[Tensor, " channels"] | None,
+    conv_state: Float[Tensor, "pages history channels"],
+    pages: Int64[Tensor, " rows"],
+    batch: ForwardBatch,
+) -> Float[Tensor, "tokens channels"]:
+    """See `hybridrt.kernels.causal_conv1d`. Decode rows change their pages in place."""
+    from causal_conv1d import (
+        causal_conv1d_fn,  # pyright: ignore[reportAttributeAccessIssue]
+        causal_conv1d_update,  # pyright: ignore[reportAttributeAccessIssue]
+    )
+
+    out = torch.empty_like(x)
+    n = batch.num_decodes
+    if n:
+        out[:n] = causal_conv1d_update(
+            x[:n].contiguous(),
+            conv_state.transpose(1, 2),
+            weight,
+            bias,
+            activation="silu",
+            conv_state_indices=pages[:n].int(),
+        )
+    if n == len(batch.query_lens):
+        return out
+    history = load_states(conv_state, pages[n:], batch.has_initial_state[n:], x.dtype)
+    for row in batch.prefills:
+        before = history[row.row - n]
+        tokens = x[row.start : row.stop].contiguous()
+        out[row.start : row.stop] = causal_conv1d_fn(
+            tokens.t()[None],
+            weight,
+            bias,
+            initial_states=before.t()[None],
+            activation="silu",
+        )[0].t()
+        history[row.row - n] = torch.cat([before, tokens])[len(tokens) :]
+    store_states(conv_state, pages[n:], history)
+    return out

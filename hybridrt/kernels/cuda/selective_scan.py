@@ -1,0 +1,69 @@
+"""selective_scan by mamba-ssm."""
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from hybridrt.batch import ForwardBatch
+from hybridrt.kernels.reference.states import load_states, store_states
+
+
+def selective_scan(
+    x: Float[Tensor, "tokens channels"],
+    dt: Float[Tensor, "tokens channels"],
+    A: Float[Tensor, "channels state_size"],
+    B: Float[Tensor, "tokens state_size"],
+    C: Float[Tensor, "tokens state_size"],
+    D: Float[Tensor, " channels"],
+    ssm_state: Float[Tensor, "pages channels state_size"],
+    pages: Int64[Tensor, " rows"],
+    batch: ForwardBatch,
+) -> Float[Tensor, "tokens channels"]:
+    """See `hybridrt.kernels.selective_scan`. Decode rows change their pages in place."""
+    from mamba_ssm.ops.selective_scan_interface import (  # pyright: ignore[reportMissingImports]
+        selective_scan_fn,
+    )
+    from mamba_ssm.ops.triton.selective_state_update import (  # pyright: ignore[reportMissingImports]
+        selective_state_update,
+    )
+
+    y = torch.empty_like(x)
+    n = batch.num_decodes
+    if n:
+        y[:n] = selective_state_update(
+            ssm_state, x[:n], dt[:n], A, B[:n], C[:n], D, state_batch_indices=pages[:n].int()
+        )
+    if n == len(batch.query_lens):
+        return y
+    state = load_states(ssm_state, pages[n:], batch.has_initial_state[n:], torch.float32)
+    for row in batch.prefills:
+        u, step, b, c = (
+            part[row.start : row.stop].float().t().contiguous()[None] for part in (x, dt, B, C)
+        )
+        out, last = selective_scan_fn(u, step, A, b, c, D, return_last_state=True)
+        if row.context:
+            # That kernel starts from zero. The recurrence is linear in its state, so what
+            # an earlier one adds is added here.
+            seen, last = _continue(state[row.row - n], step[0].t(), A, c[0].t(), last)
+            out = out + seen.t()
+        y[row.start : row.stop] = out[0].t()
+        state[row.row - n] = last[0]
+    store_states(ssm_state, pages[n:], state)
+    return y
+
+
+def _continue(
+    initial: Float[Tensor, "channels state_size"],
+    dt: Float[Tensor, "tokens channels"],
+    A: Float[Tensor, "channels state_size"],
+    C: Float[Tensor, "tokens state_size"],
+    last: Float[Tensor, "1 channels state_size"],
+    chunk: int = 256,
+) -> tuple[Float[Tensor, "tokens channels"], Float[Tensor, "1 channels state_size"]]:
+    """What a state before the first token adds to every y, and to the last state."""
+    elapsed = dt.cumsum(0)
+    parts = [
+        torch.einsum("tdn,dn,tn->td", torch.exp(t[..., None] * A), initial, c)
+        for t, c in zip(elapsed.split(chunk), C.split(chunk), strict=True)
+    ]
+    return torch.cat(parts), last + torch.exp(elapsed[-1][:, None] * A) * initial

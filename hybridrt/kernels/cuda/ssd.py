@@ -1,0 +1,64 @@
+"""ssd by mamba-ssm."""
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from hybridrt.batch import ForwardBatch
+from hybridrt.kernels.reference.states import load_states, store_states
+
+
+def ssd(
+    x: Float[Tensor, "tokens heads head_dim"],
+    dt: Float[Tensor, "tokens heads"],
+    A: Float[Tensor, " heads"],
+    B: Float[Tensor, "tokens groups state_size"],
+    C: Float[Tensor, "tokens groups state_size"],
+    D: Float[Tensor, " heads"],
+    ssm_state: Float[Tensor, "pages heads head_dim state_size"],
+    pages: Int64[Tensor, " rows"],
+    batch: ForwardBatch,
+    chunk_size: int,
+) -> Float[Tensor, "tokens heads head_dim"]:
+    """See `hybridrt.kernels.ssd`. Decode rows change their pages in place."""
+    from mamba_ssm.ops.triton.selective_state_update import (  # pyright: ignore[reportMissingImports]
+        selective_state_update,
+    )
+    from mamba_ssm.ops.triton.ssd_combined import (  # pyright: ignore[reportMissingImports]
+        mamba_chunk_scan_combined,
+    )
+
+    y = torch.empty_like(x)
+    n = batch.num_decodes
+    if n:
+        _, head_dim, state_size = ssm_state.shape[1:]
+        y[:n] = selective_state_update(
+            ssm_state,
+            x[:n],
+            dt[:n, :, None].expand(-1, -1, head_dim),
+            A[:, None, None].expand(-1, head_dim, state_size),
+            B[:n],
+            C[:n],
+            D[:, None].expand(-1, head_dim),
+            state_batch_indices=pages[:n].int(),
+        )
+    if n == len(batch.query_lens):
+        return y
+    state = load_states(ssm_state, pages[n:], batch.has_initial_state[n:], torch.float32)
+    for row in batch.prefills:
+        t = slice(row.start, row.stop)
+        i = row.row - n
+        out, last = mamba_chunk_scan_combined(
+            x[t][None],
+            dt[t][None],
+            A,
+            B[t][None],
+            C[t][None],
+            chunk_size,
+            D=D,
+            initial_states=state[i : i + 1],
+            return_final_states=True,
+        )
+        y[t], state[i] = out[0], last[0]
+    store_states(ssm_state, pages[n:], state)
+    return y

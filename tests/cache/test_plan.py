@@ -1,0 +1,170 @@
+"""The plan: sizes that add up, and answers that the pool then keeps."""
+
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from hybridrt.cache.plan import CachePlan
+from hybridrt.cache.pool import Pool
+from hybridrt.cache.sequence_pages import SequencePages
+from tests.cache.stand_ins import CPU, StandIn, attention, plan_of, recurrent
+
+PAGES = ((1, 1), (4, 4), (16, 16), (16, 4), (66, 2))
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> tuple[list[StandIn], CachePlan]:
+    """Any few layers of odd sizes in a small pool."""
+    page_size, block = draw(st.sampled_from(PAGES))
+    tokens = st.integers(1, 40).map(lambda n: attention(2 * n, tokens=block))
+    states = st.tuples(st.integers(1, 99), st.integers(1, 99)).map(lambda n: recurrent(*n))
+    layers = draw(st.lists(st.one_of(tokens, states), min_size=1, max_size=7))
+    memory = draw(st.sampled_from([2**13, 2**15, 2**17]))
+    try:
+        options: dict[str, Any] = {"page_size": page_size, "kernel_block_size": block}
+        return layers, plan_of(layers, memory, **options)
+    except ValueError:
+        assume(False)
+        raise
+
+
+@given(plans())
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_rows_of_layers_are_disjoint_aligned_and_inside_the_pool(
+    drawn: tuple[list[StandIn], CachePlan],
+) -> None:
+    layers, plan = drawn
+    pool = Pool(plan, CPU)
+    assert [row.name for row in plan.layers] == [f"layer.{i}" for i in range(len(layers))]
+    for group in plan.groups:
+        pool.bytes.zero_()
+        members = [row for row in plan.layers if row.group == group.name]
+        assert tuple(row.name for row in members) == group.layers
+        for row in members:
+            pages = pool.layer_pages(row)
+            num_pages = plan.num_slabs * group.pages_per_slab
+            assert pages.shape == (num_pages * group.blocks_per_page, row.block_bytes)
+            assert pages.stride() == (group.block_stride, 1)
+            assert (pages.data_ptr() - pool.bytes.data_ptr()) % 16 == 0 == group.block_stride % 16
+            pages += 1
+        taken = sum(row.bytes_per_page for row in members)
+        assert taken == group.page_bytes <= group.page_stride
+        assert pool.bytes.max() == 1, "two layers share bytes"
+        assert pool.bytes.sum() == taken * plan.num_slabs * group.pages_per_slab
+
+
+@given(plans(), st.data())
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_the_pool_admits_what_the_plan_says_and_no_more(
+    drawn: tuple[list[StandIn], CachePlan], data: st.DataObject
+) -> None:
+    _, plan = drawn
+    longest = plan.longest_sequence()
+    assert longest is None or longest > 0
+    pages = SequencePages(Pool(plan, CPU))
+    if longest is None:
+        assert pages.can_admit(10**9)
+    else:
+        assert pages.can_admit(longest) and not pages.can_admit(longest + 1)
+    length = data.draw(st.integers(1, min(longest or 100, 100)))
+    count = plan.sequences_of(length)
+    assert count is not None and count > 0
+    for index in range(count):
+        pages.admit(f"sequence {index}", length)
+    assert not pages.can_admit(length)
+
+
+@given(plans())
+@settings(max_examples=30, deadline=None, derandomize=True)
+def test_a_sequence_that_grows_alone_reaches_the_longest(
+    drawn: tuple[list[StandIn], CachePlan],
+) -> None:
+    _, plan = drawn
+    longest = plan.longest_sequence()
+    assume(longest is not None and longest < 2000)
+    pages = SequencePages(Pool(plan, CPU))
+    pages.admit("sequence", 1)
+    while pages.can_extend("sequence", 1):
+        pages.extend("sequence", 1)
+    assert pages.num_tokens("sequence") == longest
+
+
+def test_bytes_of_a_plan_add_up() -> None:
+    layers = [attention(24, 4), recurrent(5, 3), attention(40, 4), recurrent(8, 8)]
+    plan = plan_of(layers, 2**14, page_size=8, kernel_block_size=4)
+    assert plan.bytes_per_token == 24 + 40
+    assert plan.bytes_per_sequence == (10 + 12) + (16 + 32)
+    assert [row.bytes_per_token for row in plan.layers] == [24, 0, 40, 0]
+    assert [row.bytes_per_sequence for row in plan.layers] == [0, 22, 0, 48]
+    assert [row.bytes_per_page for row in plan.layers] == [192, 32, 320, 48]
+    full, state = plan.group("full"), plan.group("state")
+    assert (full.page_bytes, full.blocks_per_page) == (512, 2)
+    assert (state.page_bytes, state.blocks_per_page) == (80, 1)
+    assert plan.pool_bytes == plan.num_slabs * plan.slab_bytes <= 2**14
+    for group in plan.groups:
+        assert group.page_stride * group.pages_per_slab == plan.slab_bytes
+        assert group.padding_percent == pytest.approx(
+            100 * (1 - group.page_bytes / group.page_stride)
+        )
+    assert plan.padding_percent == max(group.padding_percent for group in plan.groups)
+
+
+def test_pages_for_counts_begun_pages_and_one_per_state() -> None:
+    plan = plan_of([attention(24, 4), recurrent(5, 3)], 2**14, page_size=8, kernel_block_size=4)
+    full, state = plan.group("full"), plan.group("state")
+    assert [full.pages_for(n) for n in (0, 1, 8, 9, 16, 17)] == [0, 1, 1, 2, 2, 3]
+    assert [state.pages_for(n) for n in (0, 1, 8, 9)] == [0, 1, 1, 1]
+
+
+def test_the_same_layers_give_the_same_plan() -> None:
+    layers = [attention(90), recurrent(333, 1001), attention(46)]
+    assert plan_of(layers, 2**22) == plan_of(layers, 2**22)
+
+
+def test_too_little_memory_is_refused_with_numbers() -> None:
+    with pytest.raises(ValueError, match=r"cache_memory=1000 bytes .* 2 cache groups.* \d{4,}"):
+        plan_of([attention(4096), recurrent(3, 5)], 1000)
+
+
+def test_contiguous_gives_a_sequence_one_page_as_long_as_the_model() -> None:
+    layers = [attention(24), recurrent(5, 3)]
+    plan = plan_of(layers, 2**16, cache_policy="contiguous", max_model_len=100)
+    full = plan.group("full")
+    assert (full.page_size, full.kernel_block_size, full.blocks_per_page) == (112, 16, 7)
+    assert full.pages_for(1) == full.pages_for(100) == 1
+
+
+def test_a_stack_without_cached_layers_takes_nothing() -> None:
+    plan = plan_of([], 0)
+    assert (plan.pool_bytes, plan.groups, plan.padding_percent) == (0, (), 0)
+    assert plan.longest_sequence() is None and plan.sequences_of(10) is None
+    assert SequencePages(Pool(plan, CPU)).can_admit(10**9)
+
+
+def test_no_number_of_empty_sequences_is_the_largest_that_fits() -> None:
+    plan = plan_of([attention(24), recurrent(5, 3)], 2**14)
+    assert plan.sequences_of(0) is None
+
+
+def test_bug_19_a_long_irregular_stack_has_one_page_table_per_kind() -> None:
+    # Ones, twos and primes in a row: their only common divisor is 1.
+    layers: list[StandIn] = []
+    for index, run in enumerate((1, 2, 5, 3, 7, 2, 11, 13, 1, 17)):
+        layers += [attention(24 + 2 * index) if index % 2 else recurrent(9 + index, 7)] * run
+    assert len(layers) == 62
+    plan = plan_of(layers, 2**20)
+    assert sorted(group.name for group in plan.groups) == ["full", "state"]
+    assert sum(len(group.layers) for group in plan.groups) == 62
+    pages = SequencePages(Pool(plan, CPU))
+    pages.admit("sequence", 33)
+    assert len(pages.tables("sequence")) == 2
+
+
+def test_explain_names_every_group_and_layer_and_what_fits() -> None:
+    plan = plan_of([attention(24), recurrent(5, 3)], 2**16)
+    text = plan.explain()
+    for word in ("full", "state", "layer.0", "layer.1", "ssm_state", f"{plan.pool_bytes:,}"):
+        assert word in text
+    assert f"{plan.sequences_of(512)} of 512" in text

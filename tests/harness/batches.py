@@ -1,0 +1,142 @@
+"""`ForwardBatch`es made by hand, apart from the runner's way of making them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from hybridrt.batch import ForwardBatch, StatePages, TokenPages
+
+TOKENS, STATES = "tokens", "states"  # the names of the groups here
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row: `queries` new tokens behind `context` earlier ones.
+
+    `blocks` are its kernel blocks in token order, `page` is the page of its state.
+    """
+
+    context: int
+    queries: int
+    blocks: Sequence[int] = ()
+    page: int = 0
+
+    @property
+    def seq_len(self) -> int:
+        return self.context + self.queries
+
+
+def make_batch(
+    rows: Sequence[Row],
+    *,
+    num_decodes: int,
+    block_size: int = 1,
+    device: str = "cpu",
+    padding: int = 0,
+) -> ForwardBatch:
+    """The batch of these rows, decodes first. `padding` tokens of slot -1 follow the last."""
+    assert all(row.queries == 1 and row.context for row in rows[:num_decodes])
+    positions = [row.context + i for row in rows for i in range(row.queries)] + [0] * padding
+    slots = [_slot(row, row.context + i, block_size) for row in rows for i in range(row.queries)]
+    cu_seqlens = torch.tensor([0, *(row.queries for row in rows)]).cumsum(0)
+    batch = ForwardBatch(
+        input_ids=torch.zeros(len(positions), dtype=torch.int64),
+        positions=torch.tensor(positions),
+        rope_positions=torch.tensor(positions),
+        seq_lens=torch.tensor([row.seq_len for row in rows], dtype=torch.int32),
+        cu_seqlens_q=cu_seqlens.to(torch.int32),
+        has_initial_state=torch.tensor([row.context > 0 for row in rows]),
+        logits_indices=cu_seqlens[1:] - 1,
+        groups={
+            TOKENS: TokenPages(_page_table(rows), torch.tensor(slots + [-1] * padding)),
+            STATES: StatePages(torch.tensor([row.page for row in rows])),
+        },
+        num_decodes=num_decodes,
+        query_lens=tuple(row.queries for row in rows),
+        context_lens=tuple(row.context for row in rows),
+    )
+    return batch if device == "cpu" else _to(batch, device)
+
+
+def _slot(row: Row, position: int, block_size: int) -> int:
+    if not row.blocks:
+        return -1
+    return row.blocks[position // block_size] * block_size + position % block_size
+
+
+def _page_table(rows: Sequence[Row]) -> Tensor:
+    table = torch.zeros(len(rows), max(len(row.blocks) for row in rows), dtype=torch.int32)
+    for i, row in enumerate(rows):
+        table[i, : len(row.blocks)] = torch.tensor(row.blocks, dtype=torch.int32)
+    return table
+
+
+def _to(batch: ForwardBatch, device: str) -> ForwardBatch:
+    tokens, states = batch.token_pages(TOKENS), batch.state_pages(STATES)
+    return ForwardBatch(
+        input_ids=batch.input_ids.to(device),
+        positions=batch.positions.to(device),
+        rope_positions=batch.rope_positions.to(device),
+        seq_lens=batch.seq_lens.to(device),
+        cu_seqlens_q=batch.cu_seqlens_q.to(device),
+        has_initial_state=batch.has_initial_state.to(device),
+        logits_indices=batch.logits_indices.to(device),
+        groups={
+            TOKENS: TokenPages(tokens.page_table.to(device), tokens.slots.to(device)),
+            STATES: StatePages(states.to(device)),
+        },
+        num_decodes=batch.num_decodes,
+        query_lens=batch.query_lens,
+        context_lens=batch.context_lens,
+    )
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """The lengths of a batch: `(context, queries)` of each row, decodes first."""
+
+    lengths: tuple[tuple[int, int], ...]
+    num_decodes: int
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(queries for _, queries in self.lengths)
+
+
+@st.composite
+def ragged(draw: st.DrawFn, longest: int = 40, most_rows: int = 4) -> Ragged:
+    """Decode rows and prefill chunks of any lengths, at least one row of either."""
+    context = st.integers(1, longest)
+    decodes = draw(st.lists(context, max_size=most_rows))
+    chunk = st.tuples(st.sampled_from([0, 0, 1, 7]) | context, st.integers(1, longest))
+    prefills = draw(st.lists(chunk, min_size=0 if decodes else 1, max_size=most_rows))
+    return Ragged((*((c, 1) for c in decodes), *prefills), len(decodes))
+
+
+EXTREMES = (
+    Ragged(((0, 1),), 0),  # one token, nothing before it
+    Ragged(((1, 1),), 1),  # one decode
+    Ragged(((0, 130),), 0),  # longer than any chunk
+    Ragged(((129, 3),), 0),  # a few tokens far behind
+    Ragged(tuple((1 + i % 5, 1) for i in range(67)), 67),  # many decodes
+    Ragged(tuple((1, 1) for _ in range(3)) + tuple((0, 1) for _ in range(30)), 3),  # many rows
+)
+"""Batches at the ends of what there is."""
+
+
+def draw_tables(
+    batch: Ragged, block_size: int, spare: int, draw: torch.Generator
+) -> tuple[list[Row], int]:
+    """Rows of distinct kernel blocks and pages in random order, and how many blocks there are."""
+    needs = [-(-(context + queries) // block_size) for context, queries in batch.lengths]
+    num_blocks = sum(needs) + spare
+    order = torch.randperm(num_blocks, generator=draw).tolist()
+    pages = torch.randperm(len(needs) + spare, generator=draw).tolist()
+    rows: list[Row] = []
+    for (context, queries), need, page in zip(batch.lengths, needs, pages, strict=False):
+        rows.append(Row(context, queries, tuple(order[:need]), page))
+        order = order[need:]
+    return rows, num_blocks

@@ -1,0 +1,114 @@
+"""Every cached layer, small, with weights at which mistakes show."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hybridrt.layers.attention import Attention, AttentionConfig
+from hybridrt.layers.cached import CachedLayer
+from hybridrt.layers.mamba1 import Mamba1, Mamba1Config
+from hybridrt.layers.mamba2 import Mamba2, Mamba2Config
+from hybridrt.layers.mla import MLA, MLAConfig
+from hybridrt.layers.rope import Rope, RopeConfig
+
+HIDDEN = 24
+LONGEST = 128  # tokens of a sequence, for the rotary tables
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """One layer, and why it is there."""
+
+    reason: str
+    make: Callable[[], CachedLayer]
+
+    @property
+    def kind(self) -> str:
+        return self.make().cache_spec.kind
+
+
+def _rope(dim: int, interleaved: bool = False, **settings: Any) -> Rope:
+    rope = Rope(RopeConfig(rope_theta=300.0, **settings), dim, interleaved)
+    rope.prepare(LONGEST, torch.device("cpu"))
+    return rope
+
+
+def _attention(rope: Rope | None, **changes: Any) -> Callable[[], CachedLayer]:
+    sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6}
+    config = AttentionConfig(**{"hidden_size": HIDDEN, **sizes, **changes})
+    return lambda: Attention(config, rope)
+
+
+def _mla(interleaved: bool = True, **changes: Any) -> Callable[[], CachedLayer]:
+    # At these sizes chunks of either kind come up, those that expand and those that don't.
+    sizes: dict[str, Any] = {
+        "num_attention_heads": 3,
+        "kv_lora_rank": 16,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 4,
+        "v_head_dim": 6,
+    }
+    config = MLAConfig(**{"hidden_size": HIDDEN, **sizes, **changes})
+    return lambda: MLA(config, _rope(config.qk_rope_head_dim, interleaved))
+
+
+def _mamba1(**changes: Any) -> Callable[[], CachedLayer]:
+    sizes = {"intermediate_size": 20, "state_size": 5, "time_step_rank": 3}
+    config = Mamba1Config(**{"hidden_size": HIDDEN, **sizes, **changes})
+    return lambda: Mamba1(config)
+
+
+def _mamba2(**changes: Any) -> Callable[[], CachedLayer]:
+    sizes = {"num_heads": 4, "head_dim": 6, "state_size": 5, "n_groups": 2, "chunk_size": 8}
+    config = Mamba2Config(**{"hidden_size": HIDDEN, **sizes, **changes})
+    return lambda: Mamba2(config)
+
+
+LAYERS = (
+    LayerRow("attention", _attention(_rope(6))),
+    LayerRow("attention without positions", _attention(None)),
+    LayerRow("attention with a norm of queries and keys", _attention(_rope(6), qk_norm_eps=1e-5)),
+    LayerRow("attention with biases", _attention(_rope(6), attention_bias=True)),
+    LayerRow("attention, one key head", _attention(_rope(6), num_key_value_heads=1)),
+    LayerRow("attention, a key head a head", _attention(_rope(4), num_key_value_heads=4)),
+    LayerRow("MLA", _mla()),
+    LayerRow("MLA with low rank queries", _mla(q_lora_rank=10, attention_bias=True)),
+    LayerRow("MLA, half split rope", _mla(interleaved=False, v_head_dim=13)),
+    LayerRow("Mamba-1", _mamba1()),
+    LayerRow("Mamba-1 with inner norms", _mamba1(inner_norm_eps=1e-5)),
+    LayerRow("Mamba-1, other biases", _mamba1(use_bias=True, use_conv_bias=False, conv_kernel=2)),
+    LayerRow("Mamba-2", _mamba2()),
+    LayerRow("Mamba-2, limited steps", _mamba2(time_step_limit=(0.1, 0.4), chunk_size=256)),
+    LayerRow("Mamba-2, norm before the gate", _mamba2(norm_before_gate=True, n_groups=4)),
+    LayerRow("Mamba-2, other biases", _mamba2(use_bias=True, use_conv_bias=False, chunk_size=3)),
+)
+BY_REASON = {row.reason: row for row in LAYERS}
+ONE_OF_EACH = tuple(BY_REASON[reason] for reason in ("attention", "MLA", "Mamba-1", "Mamba-2"))
+RECURRENT = tuple(row for row in LAYERS if row.reason.startswith("Mamba"))
+
+
+@torch.no_grad()
+def randomise(module: nn.Module, seed: int = 0) -> None:
+    """Norms, biases and time constants away from where mistakes cancel."""
+    draw = torch.Generator().manual_seed(seed)
+    for name, parameter in module.named_parameters():
+        parameter.copy_(_weights(name, parameter, draw))
+
+
+def _weights(name: str, like: Tensor, draw: torch.Generator) -> Tensor:
+    parent, _, leaf = name.rpartition(".")
+    uniform = torch.rand(like.shape, generator=draw)
+    normal = torch.randn(like.shape, generator=draw)
+    if leaf == "A_log":  # memories from one token to hundreds
+        return math.log(0.02) + math.log(100) * uniform
+    if name in ("dt_bias", "dt_proj.bias"):
+        return 4 * uniform - 4
+    if "norm" in parent:
+        return 0.5 + uniform
+    if leaf in ("bias", "D"):
+        return normal
+    return normal * 1.5 / math.sqrt(like.shape[-1])

@@ -1,0 +1,43 @@
+"""One thread; and every kernel test once per device, CUDA among them where it is asked for."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from hybridrt.kernels.backend import StateBackend, choose_state_backend
+from tests.harness.threads import one_thread
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    return request.param
+
+
+STATE_BACKENDS = [
+    ("cpu", "reference"),
+    ("cpu", "numba"),
+    pytest.param(("cuda", "reference"), marks=pytest.mark.gpu),
+    pytest.param(("cuda", "mamba_ssm"), marks=pytest.mark.gpu),
+]
+
+
+@pytest.fixture(params=STATE_BACKENDS, ids=lambda pair: "-".join(pair))
+def device_and_backend(request: pytest.FixtureRequest) -> tuple[str, StateBackend]:
+    """Every backend of convolutions and scans, on the device it is for."""
+    device, backend = request.param
+    if backend == "mamba_ssm":
+        pytest.importorskip("mamba_ssm")
+        pytest.importorskip("causal_conv1d")
+    return device, choose_state_backend(backend, torch.device(device))

@@ -1,0 +1,132 @@
+"""The convolution against its sum, written out token by token and tap by tap."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from hybridrt.kernels.backend import StateBackend
+from hybridrt.kernels.causal_conv1d import causal_conv1d
+from tests.harness.batches import EXTREMES, STATES, Ragged, Row, draw_tables, make_batch, ragged
+from tests.harness.properties import bounded
+from tests.harness.tolerance import assert_right
+
+
+def _windows(rows: Sequence[Row], x: Tensor, conv_state: Tensor) -> list[Tensor]:
+    """Each row's inputs, those of `width - 1` tokens before it first."""
+    windows: list[Tensor] = []
+    start = 0
+    for row in rows:
+        stop = start + row.queries
+        history = conv_state[row.page] if row.context else torch.zeros_like(conv_state[row.page])
+        windows.append(torch.cat([history, x[start:stop]]))
+        start = stop
+    return windows
+
+
+def _definition(rows: Sequence[Row], x: Tensor, weight: Tensor, *rest: Tensor) -> Tensor:
+    *bias, conv_state = rest
+    out: list[Tensor] = []
+    for row, window in zip(rows, _windows(rows, x, conv_state), strict=True):
+        for t in range(row.queries):
+            total = bias[0] if bias else torch.zeros_like(x[0])
+            for k in range(weight.shape[1]):
+                total = total + weight[:, k] * window[t + k]
+            out.append(total * torch.sigmoid(total))
+    return torch.stack(out)
+
+
+def _check(
+    lengths: Ragged,
+    dtype: torch.dtype,
+    device: str,
+    backend: StateBackend = "reference",
+    channels: int = 16,
+    width: int = 4,
+    has_bias: bool = True,
+    seed: int = 0,
+) -> None:
+    """Output by the tolerances; states bit for bit, and poison where nobody's state is."""
+    draw = torch.Generator().manual_seed(seed)
+    rows, _ = draw_tables(lengths, 1, spare=2, draw=draw)
+    x = torch.randn(lengths.num_tokens, channels, generator=draw).to(dtype)
+    weight = torch.randn(channels, width, generator=draw).to(dtype)
+    bias = [torch.randn(channels, generator=draw).to(dtype)] if has_bias else []
+    state = torch.full((len(rows) + 2, width - 1, channels), torch.nan, dtype=dtype)
+    for row in rows:
+        if row.context:
+            state[row.page] = torch.randn(width - 1, channels, generator=draw).to(dtype)
+
+    batch = make_batch(rows, num_decodes=lengths.num_decodes, device=device)
+    after = state.to(device, copy=True)
+    out = causal_conv1d(
+        x.to(device),
+        weight.to(device),
+        bias[0].to(device) if bias else None,
+        after,
+        batch.state_pages(STATES),
+        batch,
+        backend,
+    )
+    assert out.dtype == dtype
+    assert_right(out, lambda *inputs: _definition(rows, *inputs), x, weight, *bias, state)
+    expected = torch.full_like(state, torch.nan)
+    for row, window in zip(rows, _windows(rows, x, state), strict=True):
+        expected[row.page] = window[len(window) - (width - 1) :]
+    torch.testing.assert_close(after.cpu(), expected, rtol=0, atol=0, equal_nan=True)
+
+
+@bounded(40)
+@given(
+    lengths=ragged(), width=st.integers(2, 4), has_bias=st.booleans(), seed=st.integers(0, 2**16)
+)
+def test_equals_the_sum_over_taps(
+    device_and_backend: tuple[str, StateBackend],
+    dtype: torch.dtype,
+    lengths: Ragged,
+    width: int,
+    has_bias: bool,
+    seed: int,
+) -> None:
+    device, backend = device_and_backend
+    _check(lengths, dtype, device, backend, width=width, has_bias=has_bias, seed=seed)
+
+
+@pytest.mark.parametrize("lengths", EXTREMES, ids=str)
+def test_extreme_batches(
+    device_and_backend: tuple[str, StateBackend], dtype: torch.dtype, lengths: Ragged
+) -> None:
+    _check(lengths, dtype, *device_and_backend)
+
+
+@pytest.mark.parametrize(("channels", "width"), [(1, 4), (33, 3), (7, 1), (5, 7), (200, 2)])
+def test_odd_sizes(device: str, dtype: torch.dtype, channels: int, width: int) -> None:
+    lengths = Ragged(((3, 1), (0, 9), (5, 2), (0, 1)), 1)
+    _check(lengths, dtype, device, channels=channels, width=width)
+
+
+def test_bug_09_a_chunk_goes_on_from_the_inputs_before_it(
+    device_and_backend: tuple[str, StateBackend],
+) -> None:
+    """Cut anywhere, chunks shorter than the convolution among them, the result is the same."""
+    device, backend = device_and_backend
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(11, 16, generator=draw).to(device)
+    weight = torch.randn(16, 4, generator=draw).to(device)
+
+    def run(cuts: Sequence[int]) -> Tensor:
+        state = torch.full((3, 3, 16), torch.nan, device=device)
+        parts: list[Tensor] = []
+        for start, stop in zip([0, *cuts], [*cuts, len(x)], strict=True):
+            row = Row(start, stop - start, page=1)
+            batch = make_batch([row], num_decodes=row.queries == 1 and start > 0, device=device)
+            pages = batch.state_pages(STATES)
+            parts.append(causal_conv1d(x[start:stop], weight, None, state, pages, batch, backend))
+        return torch.cat(parts)
+
+    whole = run([])
+    for cuts in ([1], [2, 3], [5], [1, 2, 3, 4], [2, 4, 6, 8, 10], list(range(1, 11))):
+        torch.testing.assert_close(run(cuts), whole, rtol=0, atol=1e-6)

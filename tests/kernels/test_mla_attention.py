@@ -1,0 +1,150 @@
+"""Attention over cached latents against attention over the keys and values they stand for."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from hybridrt.batch import Prefill
+from hybridrt.kernels.mla_attention import mla_attention
+from hybridrt.kernels.reference import mla_attention as reference
+from tests.harness.batches import EXTREMES, TOKENS, Ragged, Row, draw_tables, make_batch, ragged
+from tests.harness.properties import bounded
+from tests.harness.tolerance import assert_right
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Dimensions at which both forms come up: the longer a context, the fewer expand."""
+
+    heads: int = 3
+    nope_dim: int = 12
+    rope_dim: int = 8
+    rank: int = 24
+    v_dim: int = 16
+    block_size: int = 4
+
+
+PLAIN = Sizes()
+SIZES = (
+    PLAIN,
+    replace(PLAIN, heads=1),
+    replace(PLAIN, nope_dim=7, rope_dim=6, rank=13, v_dim=5),
+    replace(PLAIN, v_dim=24),  # larger than a key
+    replace(PLAIN, rank=64),
+    replace(PLAIN, rank=4),
+    replace(PLAIN, block_size=1),
+    replace(PLAIN, block_size=64),
+)
+SCALE = 0.25
+
+
+def _definition(rows: Sequence[Row], *inputs: Tensor) -> Tensor:
+    """Expands every latent: a head's key is `[w_uk c_kv, k_pe]`, its value `w_uv c_kv`."""
+    q_nope, q_pe, w_uk, w_uv, *latents = inputs
+    out = q_nope.new_empty(*q_nope.shape[:2], w_uv.shape[1])
+    token = 0
+    for row, c_kv, k_pe in zip(rows, latents[::2], latents[1::2], strict=True):
+        for i in range(row.queries):
+            seen = row.context + i + 1
+            for head in range(q_nope.shape[1]):
+                k = torch.cat([c_kv[:seen] @ w_uk[head].t(), k_pe[:seen]], dim=-1)
+                v = c_kv[:seen] @ w_uv[head].t()
+                q = torch.cat([q_nope[token, head], q_pe[token, head]])
+                out[token, head] = torch.softmax((k @ q) * SCALE, dim=0) @ v
+            token += 1
+    return out
+
+
+def _poison(num_blocks: int, tokens: int, dim: int, dtype: torch.dtype, device: str) -> Tensor:
+    pool = torch.full((num_blocks, tokens * dim + 24), torch.nan, dtype=dtype, device=device)
+    return pool[:, 8 : 8 + tokens * dim].unflatten(1, (tokens, dim))
+
+
+def _check(
+    lengths: Ragged, dtype: torch.dtype, device: str, sizes: Sizes = PLAIN, seed: int = 0
+) -> None:
+    """Every slot that holds no token of a sequence holds NaN."""
+    draw = torch.Generator().manual_seed(seed)
+    rows, num_blocks = draw_tables(lengths, sizes.block_size, spare=3, draw=draw)
+
+    def normal(*shape: int, size: float = 1.0) -> Tensor:
+        return (size * torch.randn(shape, generator=draw)).to(dtype)
+
+    tokens, heads = lengths.num_tokens, sizes.heads
+    q_nope, q_pe = normal(tokens, heads, sizes.nope_dim), normal(tokens, heads, sizes.rope_dim)
+    w_uk = normal(heads, sizes.nope_dim, sizes.rank, size=sizes.rank**-0.5)
+    w_uv = normal(heads, sizes.v_dim, sizes.rank, size=sizes.rank**-0.5)
+    c_kv = _poison(num_blocks, sizes.block_size, sizes.rank, dtype, device)
+    k_pe = _poison(num_blocks, sizes.block_size, sizes.rope_dim, dtype, device)
+    latents: list[Tensor] = []
+    for row in rows:
+        for cache in (c_kv, k_pe):
+            latents.append(normal(row.seq_len, cache.shape[-1]))
+            for t, value in enumerate(latents[-1].to(device)):
+                cache[row.blocks[t // sizes.block_size], t % sizes.block_size] = value
+
+    batch = make_batch(
+        rows, num_decodes=lengths.num_decodes, block_size=sizes.block_size, device=device
+    )
+    on_device = [part.to(device) for part in (q_nope, q_pe, w_uk, w_uv)]
+    pages = batch.token_pages(TOKENS)
+    out = mla_attention(*on_device[:2], c_kv, k_pe, *on_device[2:], pages, batch, SCALE)
+    assert out.dtype == dtype
+    inputs = (q_nope, q_pe, w_uk, w_uv, *latents)
+    assert_right(out, lambda *parts: _definition(rows, *parts), *inputs)
+
+
+@bounded(30)
+@given(lengths=ragged(longest=25, most_rows=3), sizes=st.sampled_from(SIZES), seed=st.integers(0))
+def test_equals_dense_attention_on_expanded_keys(
+    device: str, dtype: torch.dtype, lengths: Ragged, sizes: Sizes, seed: int
+) -> None:
+    _check(lengths, dtype, device, sizes, seed % 2**16)
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_every_geometry(device: str, dtype: torch.dtype, sizes: Sizes) -> None:
+    lengths = Ragged(((3, 1), (17, 1), (0, 9), (9, 3), (2, 14), (0, 1)), 2)
+    _check(lengths, dtype, device, sizes)
+
+
+@pytest.mark.parametrize("lengths", EXTREMES, ids=str)
+def test_extreme_batches(device: str, dtype: torch.dtype, lengths: Ragged) -> None:
+    _check(lengths, dtype, device, replace(PLAIN, heads=1))
+
+
+def _expands(sizes: Sizes, context: int, queries: int) -> bool:
+    w_uk = torch.empty(sizes.heads, sizes.nope_dim, sizes.rank)
+    w_uv = torch.empty(sizes.heads, sizes.v_dim, sizes.rank)
+    row = Prefill(0, 0, queries, context)
+    return reference.expanding_is_cheaper(row, w_uk, w_uv, sizes.rope_dim)
+
+
+def test_few_queries_on_many_latents_are_absorbed_and_many_on_few_expanded() -> None:
+    deepseek = Sizes(heads=16, nope_dim=128, rope_dim=64, rank=512, v_dim=128)
+    assert _expands(deepseek, 0, 512)
+    assert _expands(deepseek, 512, 512)
+    assert not _expands(deepseek, 4096, 1)
+    assert not _expands(deepseek, 4096, 16)
+    for sizes in (deepseek, PLAIN):
+        choices = [_expands(sizes, 64, queries) for queries in range(1, 400)]
+        assert choices == sorted(choices), "more queries never make expanding worse"
+        assert True in choices and False in choices
+
+
+@pytest.mark.parametrize("form", [True, False], ids=["expanded", "absorbed"])
+@pytest.mark.parametrize("lengths", [((0, 1),), ((0, 20),), ((30, 2),), ((4, 30), (19, 1))])
+def test_either_form_is_right_everywhere(
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    dtype: torch.dtype,
+    form: bool,
+    lengths: tuple[tuple[int, int], ...],
+) -> None:
+    monkeypatch.setattr(reference, "expanding_is_cheaper", lambda *_: form)
+    _check(Ragged(lengths, 0), dtype, device)

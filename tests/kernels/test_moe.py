@@ -1,0 +1,93 @@
+"""Experts against a loop over tokens and their experts."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from hybridrt.kernels.moe import moe_experts
+from tests.harness.properties import bounded
+from tests.harness.tolerance import assert_close, assert_right
+
+
+def _definition(ids: Tensor, x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor) -> Tensor:
+    out = torch.zeros_like(x)
+    for t in range(len(x)):
+        for j in range(ids.shape[1]):
+            expert = int(ids[t, j])
+            gate, up = (gate_up[expert] @ x[t]).chunk(2)
+            inner = gate * torch.sigmoid(gate) * up
+            out[t] += weights[t, j] * (down[expert] @ inner)
+    return out
+
+
+def _check(
+    ids: Tensor,
+    dtype: torch.dtype,
+    device: str,
+    experts: int,
+    hidden: int = 48,
+    inner: int = 40,
+    seed: int = 0,
+) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.randn(len(ids), hidden, generator=draw).to(dtype)
+    gate_up = torch.randn(experts, 2 * inner, hidden, generator=draw).to(dtype) * hidden**-0.5
+    down = torch.randn(experts, hidden, inner, generator=draw).to(dtype) * inner**-0.5
+    weights = torch.rand(ids.shape, generator=draw)  # float32, as routers give them
+    inputs = [part.to(device) for part in (x, gate_up, down, ids, weights)]
+    out = moe_experts(*inputs)
+    assert out.dtype == dtype
+    assert_right(out, lambda *parts: _definition(ids, *parts), x, gate_up, down, weights)
+
+
+@bounded(25)
+@given(
+    tokens=st.integers(1, 40),
+    experts=st.integers(1, 9),
+    seed=st.integers(0, 2**16),
+    data=st.data(),
+)
+def test_equals_the_sum_over_each_tokens_experts(
+    device: str, dtype: torch.dtype, tokens: int, experts: int, seed: int, data: st.DataObject
+) -> None:
+    top_k = data.draw(st.integers(1, experts))
+    draw = torch.Generator().manual_seed(seed)
+    ids = torch.stack([torch.randperm(experts, generator=draw)[:top_k] for _ in range(tokens)])
+    _check(ids, dtype, device, experts, seed=seed)
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        [[3]],  # one token, one expert of many
+        [[0, 1, 2, 3]],  # all of them
+        [[2]] * 50,  # one expert gets everything
+        [[7, 0]] * 3 + [[0, 7]] * 3,  # only the first and the last
+    ],
+    ids=["one", "all", "crowded", "ends"],
+)
+def test_extreme_routings(device: str, dtype: torch.dtype, ids: list[list[int]]) -> None:
+    _check(torch.tensor(ids), dtype, device, experts=8)
+
+
+@pytest.mark.parametrize(("hidden", "inner"), [(1, 1), (7, 3), (64, 33)])
+def test_odd_sizes(device: str, dtype: torch.dtype, hidden: int, inner: int) -> None:
+    ids = torch.tensor([[0, 2], [1, 2], [4, 0]])
+    _check(ids, dtype, device, experts=5, hidden=hidden, inner=inner)
+
+
+def test_a_tokens_result_does_not_depend_on_the_others(device: str) -> None:
+    draw = torch.Generator().manual_seed(0)
+    x, gate_up, down = (
+        torch.randn(shape, generator=draw).to(device)
+        for shape in ((30, 12), (6, 20, 12), (6, 12, 10))
+    )
+    ids = torch.stack([torch.randperm(6, generator=draw)[:2] for _ in range(30)]).to(device)
+    weights = torch.rand(30, 2, generator=draw).to(device)
+    together = moe_experts(x, gate_up, down, ids, weights)
+    for t in range(30):
+        token = slice(t, t + 1)
+        alone = moe_experts(x[token], gate_up, down, ids[token], weights[token])
+        assert_close(alone, together[token].cpu())
