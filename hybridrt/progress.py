@@ -1,4 +1,4 @@
-"""Progress of long batches, on standard error."""
+"""Progress of loading and of long batches, on standard error."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -7,8 +7,26 @@ from hybridrt.request import RequestOutput
 
 
 @contextmanager
+def byte_progress(total: int, *, shown: bool) -> Iterator[Callable[[int], None]]:
+    """A bar over the bytes of the weights, gone when they are loaded; yields what advances it."""
+    if not shown:
+        yield lambda num_bytes: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
+
+    columns = ("loading weights", BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda num_bytes: bar.advance(task, num_bytes)
+
+
+@contextmanager
 def request_progress(total: int, *, shown: bool) -> Iterator[Callable[[RequestOutput], None]]:
-    """A bar over requests with the tokens made so far; yields what a finished one is given to."""
+    """A bar over requests with the tokens made so far; yields what takes their outputs.
+
+    Outputs may be given after every step or only when they are finished.
+    """
     if not shown or total < 2:
         yield lambda output: None
         return
@@ -19,15 +37,20 @@ def request_progress(total: int, *, shown: bool) -> Iterator[Callable[[RequestOu
         "requests",
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[tokens]:,} tokens"),
+        TextColumn("{task.fields[tokens]:,} tokens, {task.fields[speed]:,.0f} a second"),
     )
     with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("", total=total, tokens=0)
+        task = bar.add_task("", total=total, tokens=0, speed=0.0)
+        made: dict[str, int] = {}
         num_tokens = 0
 
         def advance(output: RequestOutput) -> None:
             nonlocal num_tokens
-            num_tokens += sum(len(completion.token_ids) for completion in output.outputs)
-            bar.update(task, advance=1, tokens=num_tokens)
+            count = sum(len(completion.token_ids) for completion in output.outputs)
+            num_tokens += count - made.get(output.request_id, 0)
+            made[output.request_id] = count
+            seconds = bar.tasks[0].elapsed or 1e-9
+            speed = num_tokens / seconds
+            bar.update(task, advance=output.finished, tokens=num_tokens, speed=speed)
 
         yield advance

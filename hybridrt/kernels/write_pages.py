@@ -7,8 +7,8 @@ from hybridrt.kernels.reference import write_pages as reference
 
 
 def write_pages(
-    values: Shaped[Tensor, "tokens *dims"],
-    cache: Shaped[Tensor, "blocks block_size *dims"],
+    values: Shaped[Tensor, "  tokens *dims"],
+    cache: Shaped[Tensor, "  blocks block_size *dims"],
     slots: Int64[Tensor, " tokens"],
 ) -> None:
     """Writes `values[t]` to slot `slots[t]` of `cache`, in place.

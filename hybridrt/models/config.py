@@ -7,7 +7,7 @@ from hybridrt.layers.rope import RopeConfig, read_rope_parameters
 from hybridrt.values import Value
 
 WITHOUT_EFFECT = frozenset(
-    [
+    {
         "_attn_implementation",
         "_name_or_path",
         "architectures",
@@ -37,8 +37,8 @@ WITHOUT_EFFECT = frozenset(
         "pretraining_tp",
         "problem_type",
         "rescale_prenorm_residual",
-        "residual_dropout",
         "resid_pdrop",
+        "residual_dropout",
         "return_dict",
         "router_aux_loss_coef",
         "router_jitter_noise",
@@ -58,7 +58,7 @@ WITHOUT_EFFECT = frozenset(
         "use_mamba_kernels",
         "use_mambapy",
         "z_loss_coefficient",
-    ]
+    }
 )
 """Keys that matter in training, in generation or to transformers, and not to a forward pass."""
 

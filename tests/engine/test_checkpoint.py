@@ -241,7 +241,7 @@ def test_an_index_that_is_wrong_about_its_shards_is_refused(tmp_path: Path) -> N
     index = {"a": "m-1.safetensors", "b": "m-1.safetensors", "c": "m-2.safetensors"}
     write_shards(tmp_path, {"m-1.safetensors": ["a", "c"], "m-2.safetensors": ["d"]}, index)
     with pytest.raises(
-        ValueError, match="2 tensors are not where it says: 'b' in m-1.*, 'c' in m-2"
+        ValueError, match=r"2 tensors are not where it says: 'b' in m-1.*, 'c' in m-2"
     ):
         checkpoint.stored_tensors(tmp_path)
 
@@ -249,7 +249,7 @@ def test_an_index_that_is_wrong_about_its_shards_is_refused(tmp_path: Path) -> N
 def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
     index = {"a": "m-1.safetensors", "b": "m-2.safetensors"}
     write_shards(tmp_path, {"m-1.safetensors": ["a"], "m-2.safetensors": ["a", "b"]}, index)
-    with pytest.raises(ValueError, match="m-2.safetensors: 'a' is in m-1.safetensors too"):
+    with pytest.raises(ValueError, match=r"m-2.safetensors: 'a' is in m-1.safetensors too"):
         checkpoint.stored_tensors(tmp_path)
 
 

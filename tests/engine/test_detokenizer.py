@@ -305,7 +305,7 @@ def test_without_a_tokenizer_there_is_no_text() -> None:
     assert detokenizer.append([1, 2, 3]) is None
     detokenizer.finish()
     assert detokenizer.text == ""
-    with pytest.raises(ValueError, match="stop=.*no tokenizer"):
+    with pytest.raises(ValueError, match=r"stop=.*no tokenizer"):
         Detokenizer(None, [1], SamplingParams(stop=("x",)))
 
 

@@ -2,12 +2,14 @@
 
 import numba
 import torch
+from numba.core import config
 
 
 def _share_threads() -> None:
     """As many threads as torch has. Starting numba's sets torch's number, so that is put back."""
     count = torch.get_num_threads()
-    numba.set_num_threads(min(count, numba.config.NUMBA_NUM_THREADS))
+    most: int = config.NUMBA_NUM_THREADS  # pyright: ignore[reportAttributeAccessIssue]
+    numba.set_num_threads(min(count, most))
     torch.set_num_threads(count)
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def flat_pages(
-    cache: Float[Tensor, "pages *state"], pages: Int64[Tensor, " rows"]
+    cache: Float[Tensor, "  pages *state"], pages: Int64[Tensor, " rows"]
 ) -> tuple[Float[np.ndarray, " elements"], Int64[np.ndarray, " rows"]]:
     """The whole storage that `cache` is a view of, and where each row's state begins in it.
 

@@ -128,7 +128,7 @@ def _scan(
     return y[:tokens], state
 
 
-def _chunks(part: Float[Tensor, "tokens *dims"], length: int) -> Float[Tensor, "c l *dims"]:
+def _chunks(part: Float[Tensor, "  tokens *dims"], length: int) -> Float[Tensor, " c l *dims"]:
     missing = -part.shape[0] % length
     if missing:
         part = pad(part, [0, 0] * (part.dim() - 1) + [0, missing])

@@ -6,11 +6,11 @@ from torch import Tensor
 
 
 def load_states(
-    cache: Shaped[Tensor, "pages *state"],
+    cache: Shaped[Tensor, "  pages *state"],
     pages: Int64[Tensor, " rows"],
     has_initial_state: Bool[Tensor, " rows"],
     dtype: torch.dtype,
-) -> Float[Tensor, "rows *state"]:
+) -> Float[Tensor, "  rows *state"]:
     """A copy of each row's state; zeros for a row that begins a sequence.
 
     What stands in the page of a new sequence is another's, or poison, and not read.
@@ -21,9 +21,9 @@ def load_states(
 
 
 def store_states(
-    cache: Shaped[Tensor, "pages *state"],
+    cache: Shaped[Tensor, "  pages *state"],
     pages: Int64[Tensor, " rows"],
-    states: Shaped[Tensor, "rows *state"],
+    states: Shaped[Tensor, "  rows *state"],
 ) -> None:
     """Writes each row's state to its page, in the cache's dtype."""
     cache[pages] = states.to(cache.dtype)

@@ -6,8 +6,8 @@ from torch import Tensor
 
 
 def write_pages(
-    values: Shaped[Tensor, "tokens *dims"],
-    cache: Shaped[Tensor, "blocks block_size *dims"],
+    values: Shaped[Tensor, "  tokens *dims"],
+    cache: Shaped[Tensor, "  blocks block_size *dims"],
     slots: Int64[Tensor, " tokens"],
 ) -> None:
     """See `hybridrt.kernels.write_pages`."""
@@ -21,8 +21,8 @@ def write_pages(
 
 
 def _repeat_a_live_one(
-    values: Shaped[Tensor, "tokens *dims"],
-    cache: Shaped[Tensor, "blocks block_size *dims"],
+    values: Shaped[Tensor, "  tokens *dims"],
+    cache: Shaped[Tensor, "  blocks block_size *dims"],
     slots: Int64[Tensor, " tokens"],
 ) -> tuple[Tensor, Tensor]:
     """Lets padding write what the first live token writes, to the same slot.
