@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PositiveInt, field_validator
 
-from hybridrt.values import Value
+from hybridrt.values import Value, as_tuple
 
 _UNITS = {"B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
@@ -75,7 +75,7 @@ class EngineConfig(Value):
     state_backend: Literal["auto", "reference", "numba", "mamba_ssm"] = "auto"
     seed: int = Field(default=0, ge=0, lt=2**63)
     poison_freed_pages: bool = False
-    ignore_config_keys: tuple[str, ...] = ()
+    ignore_config_keys: Annotated[tuple[str, ...], BeforeValidator(as_tuple)] = ()
 
     @field_validator("kernel_block_size")
     @classmethod

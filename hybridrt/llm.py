@@ -1,16 +1,14 @@
 """LLM: the front door. Load a checkpoint, generate, chat, stream, or step by hand."""
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hybridrt.cache.plan import CachePlan
 from hybridrt.config import EngineConfig
 from hybridrt.engine.engine import Engine
+from hybridrt.prompt import Prompt, as_list, parse
 from hybridrt.request import Request, RequestOutput, SamplingParams
-
-Prompt = str | Sequence[int] | Mapping[str, Any]
-"""Text, token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`; the dicts may have a
-`cache_salt`."""
 
 
 class LLM:
@@ -23,11 +21,18 @@ class LLM:
         ValueError: an option or the checkpoint is wrong; the message names it.
     """
 
-    def __init__(self, model: str, *, progress: bool = False, **options: Any) -> None:
-        self.config = EngineConfig(model=str(model), **options)
+    def __init__(
+        self, model: str | os.PathLike[str], *, progress: bool = False, **options: Any
+    ) -> None:
+        path: Any = os.fspath(model) if isinstance(model, os.PathLike) else model
+        self.config = EngineConfig(model=path, **options)
         self.engine = Engine(self.config, progress=progress)
         self._progress = progress
         self._num_requests = 0
+        # Who steps the engine gets everybody's outputs. Those of a `generate` or `stream`
+        # go to its inbox; of the others the latest waits here for the next `step`.
+        self._inboxes: dict[str, list[RequestOutput]] = {}
+        self._unread: dict[str, RequestOutput] = {}
 
     @property
     def plan(self) -> CachePlan:
@@ -41,8 +46,8 @@ class LLM:
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether `step` has something to do."""
-        return self.engine.has_unfinished
+        """Whether `step` has something to do, or to tell."""
+        return self.engine.has_unfinished or bool(self._unread)
 
     def generate(
         self,
@@ -54,17 +59,19 @@ class LLM:
         Raises:
             ValueError: a prompt or its parameters are wrong; then none of them runs.
         """
-        prompts = _as_list(prompts)
+        prompts = as_list(prompts)
         params = _one_each(sampling_params, len(prompts))
+        inbox: list[RequestOutput] = []
         added: list[str] = []
         try:
             for prompt, param in zip(prompts, params, strict=True):
                 added.append(self.add_request(prompt, param))
-            return self._finish(added)
-        except BaseException:
+                self._inboxes[added[-1]] = inbox
+            done = self._finish(len(added), inbox)
+        finally:
             for request_id in added:
                 self.abort(request_id)
-            raise
+        return [done[request_id] for request_id in added]
 
     def chat(
         self,
@@ -76,7 +83,7 @@ class LLM:
 
         A message is `{"role": ..., "content": ...}`.
         """
-        several = bool(messages) and not isinstance(messages[0], Mapping)
+        several = bool(messages) and isinstance(messages[0], list | tuple)
         conversations: Any = messages if several else [messages]
         prompts = [self.chat_prompt(turns, **template_options) for turns in conversations]
         return self.generate(prompts, sampling_params)
@@ -86,6 +93,8 @@ class LLM:
     ) -> dict[str, Any]:
         """A conversation as a prompt for `generate` or `stream`."""
         tokenizer = self._need_tokenizer("chat")
+        if not messages or not all(isinstance(message, Mapping) for message in messages):
+            raise ValueError(f"messages={messages!r} should be a list of dicts with role, content")
         text = tokenizer.apply_chat_template([dict(m) for m in messages], **template_options)
         # The template writes the special tokens itself.
         ids = tokenizer.encode(text, add_special_tokens=False)
@@ -99,7 +108,8 @@ class LLM:
         The text only grows: what may yet become part of a stop string or of a character
         of several bytes is held back. Closing the iterator aborts the request.
         """
-        request_id = self.add_request(prompt, sampling_params or SamplingParams())
+        request_id = self.add_request(prompt, sampling_params)
+        self._inboxes[request_id] = []
         return self._stream(request_id)
 
     def add_request(
@@ -110,52 +120,79 @@ class LLM:
     ) -> str:
         """Puts a prompt in line for `step`; returns its request id."""
         if request_id is None:
-            request_id = f"request-{self._num_requests}"
+            request_id = self._new_request_id()
+        elif not isinstance(request_id, str):
+            raise ValueError(f"request_id={request_id!r} should be text")
         request = self._request(request_id, prompt, sampling_params or SamplingParams())
         self.engine.add_request(request)
-        self._num_requests += 1
         return request_id
 
     def step(self) -> list[RequestOutput]:
         """Runs one step; returns the requests that it gave a token."""
-        return self.engine.step()
+        self._advance()
+        outputs = list(self._unread.values())
+        self._unread.clear()
+        return outputs
 
     def abort(self, request_id: str) -> None:
-        """Drops a request, at any time."""
+        """Drops a request, at any time. One that is not there is left alone."""
         self.engine.abort(request_id)
+        self._unread.pop(request_id, None)
+        self._inboxes.pop(request_id, None)
+
+    def _advance(self) -> None:
+        """One step, whose outputs go to those who wait for them."""
+        for output in self.engine.step():
+            inbox = self._inboxes.get(output.request_id)
+            if inbox is None:
+                self._unread[output.request_id] = output
+            else:
+                inbox.append(output)
 
     def _stream(self, request_id: str) -> Iterator[RequestOutput]:
-        finished = False
         try:
-            while not finished:
-                for output in self.step():
-                    if output.request_id == request_id:
-                        finished = output.finished
-                        yield output
+            while request_id in self._inboxes:  # until it is aborted
+                inbox = self._inboxes[request_id]
+                if not inbox:
+                    self._advance()
+                    continue
+                output = inbox.pop(0)
+                yield output
+                if output.finished:
+                    return
         finally:
             self.abort(request_id)
 
-    def _finish(self, request_ids: Sequence[str]) -> list[RequestOutput]:
-        """Steps until these are finished. Others that run beside them go on too."""
+    def _finish(self, count: int, inbox: list[RequestOutput]) -> dict[str, RequestOutput]:
+        """Steps until so many are finished. Others that run beside them go on too."""
         from hybridrt.progress import request_progress
 
         done: dict[str, RequestOutput] = {}
-        with request_progress(len(request_ids), shown=self._progress) as advance:
-            while len(done) < len(request_ids):
-                for output in self.step():
-                    if output.finished and output.request_id in request_ids:
+        with request_progress(count, shown=self._progress) as advance:
+            while len(done) < count:
+                self._advance()
+                for output in inbox:
+                    if output.finished:
                         done[output.request_id] = output
                         advance(output)
-        return [done[request_id] for request_id in request_ids]
+                inbox.clear()
+        return done
+
+    def _new_request_id(self) -> str:
+        while True:
+            request_id = f"request-{self._num_requests}"
+            self._num_requests += 1
+            if not self.engine.has_request(request_id):
+                return request_id
 
     def _request(self, request_id: str, prompt: Prompt, params: SamplingParams) -> Request:
         if not isinstance(params, SamplingParams):
             raise ValueError(f"sampling_params={params!r} should be a SamplingParams")
-        fields = _prompt_fields(prompt)
-        text, ids = fields.get("prompt"), fields.get("prompt_token_ids")
+        parsed = parse(prompt)
+        ids = parsed.token_ids
         if ids is None:
-            ids = self._need_tokenizer("a text prompt").encode(text)
-        return Request(request_id, _token_ids(ids), params, text, fields.get("cache_salt"))
+            ids = tuple(self._need_tokenizer("a text prompt").encode(parsed.text))
+        return Request(request_id, ids, params, parsed.text, parsed.cache_salt)
 
     def _need_tokenizer(self, what: str) -> Any:
         if self.engine.tokenizer is None:
@@ -166,14 +203,6 @@ class LLM:
         return self.engine.tokenizer
 
 
-def _as_list(prompts: Any) -> list[Any]:
-    """One prompt, or several, as a list."""
-    if isinstance(prompts, str | Mapping):
-        return [prompts]
-    items = list(prompts)
-    return [items] if items and isinstance(items[0], int) else items
-
-
 def _one_each(
     params: SamplingParams | Sequence[SamplingParams] | None, count: int
 ) -> list[SamplingParams]:
@@ -181,28 +210,8 @@ def _one_each(
         params = SamplingParams()
     if isinstance(params, SamplingParams):
         return [params] * count
+    if not isinstance(params, Sequence):
+        raise ValueError(f"sampling_params={params!r} should be a SamplingParams or a list")
     if len(params) != count:
         raise ValueError(f"sampling_params has {len(params)} entries for {count} prompts")
     return list(params)
-
-
-def _prompt_fields(prompt: Any) -> Mapping[str, Any]:
-    if isinstance(prompt, str):
-        return {"prompt": prompt}
-    if not isinstance(prompt, Mapping):
-        return {"prompt_token_ids": prompt}
-    unknown = prompt.keys() - {"prompt", "prompt_token_ids", "cache_salt"}
-    if unknown or not prompt.keys() & {"prompt", "prompt_token_ids"}:
-        raise ValueError(
-            f"prompt has the keys {sorted(prompt)}; it should have 'prompt' or "
-            f"'prompt_token_ids', and may have 'cache_salt'"
-        )
-    return prompt
-
-
-def _token_ids(ids: Any) -> tuple[int, ...]:
-    values = ids.tolist() if hasattr(ids, "tolist") else list(ids)
-    wrong = next((v for v in values if not isinstance(v, int) or isinstance(v, bool)), None)
-    if wrong is not None:
-        raise ValueError(f"prompt_token_ids has {wrong!r}; token ids should be integers")
-    return tuple(values)

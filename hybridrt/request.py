@@ -2,19 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from hybridrt.values import Value
-
-
-def _as_tuple(value: Any) -> Any:
-    """`None`, one item or a list of items as a tuple."""
-    if value is None:
-        return ()
-    return tuple(value) if isinstance(value, (list, tuple, set)) else (value,)
-
+from hybridrt.values import Value, as_tuple
 
 _FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
 _Penalty = Annotated[float, Field(ge=-2, le=2)]
@@ -56,11 +48,9 @@ class SamplingParams(Value):
     seed: int | None = Field(default=None, ge=0, lt=2**63)
     max_tokens: int | None = Field(default=16, ge=1)
     min_tokens: int = Field(default=0, ge=0)
-    stop: Annotated[
-        tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_as_tuple)
-    ] = ()
+    stop: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(as_tuple)] = ()
     stop_token_ids: Annotated[
-        tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(_as_tuple)
+        tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(as_tuple)
     ] = ()
     ignore_eos: bool = False
     logprobs: int | None = Field(default=None, ge=0)

@@ -5,6 +5,7 @@ pydantic does the checking; this file turns what it finds into one plain
 right.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -25,6 +26,24 @@ class Value(BaseModel):
             super().__init__(**fields)
         except ValidationError as error:
             raise ValueError(_explain(type(self).__name__, error)) from None
+
+
+def as_tuple(value: Any) -> Any:
+    """`None`, one item, or a list of items as a tuple: for a field that takes any of them."""
+    if value is None:
+        return ()
+    return (
+        tuple(value)
+        if isinstance(value, Sequence | set) and not isinstance(value, str | bytes)
+        else (value,)
+    )
+
+
+def check_divides(value: Value, divisor: str, dividend: str) -> None:
+    """Refuses a value whose field `divisor` doesn't divide its field `dividend`."""
+    small, large = getattr(value, divisor), getattr(value, dividend)
+    if large % small:
+        raise ValueError(f"{divisor}={small} should divide {dividend}={large}")
 
 
 def _explain(name: str, error: ValidationError) -> str:

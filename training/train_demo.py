@@ -72,14 +72,16 @@ class Stage:
     """The share of rows in which all layers remember."""
     duties: bool
     """Whether a layer learns its own duty only, and not to know the others'."""
+    mixed: bool
+    """Whether several kinds of layers, not one only, remember in the other rows."""
 
 
 STAGES = (
-    Stage(650, 96, 48, 0.0, False),
-    Stage(600, 256, 20, 0.1, True),
-    Stage(1000, 576, 10, 0.4, True),
+    Stage(650, 96, 48, 0.0, False, False),
+    Stage(600, 256, 20, 0.1, True, False),
+    Stage(550, 576, 10, 0.4, True, False),
+    Stage(900, 576, 10, 0.4, True, True),
 )
-EVERYTHING = "everything"
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,8 @@ class Batch:
     memory: Tensor
     kinds: Tensor
     """The index in `KINDS` of what is to be known, at its question mark; elsewhere -1."""
-    duty: np.ndarray
+    rows: list[tuple[str, ...]]
+    """Which kinds of layers remember in each row."""
 
 
 def encode(text: str) -> np.ndarray:
@@ -111,33 +114,47 @@ def asked_kinds(ids: np.ndarray) -> np.ndarray:
     return kinds
 
 
+def remembering(rng: random.Random, stage: Stage) -> list[tuple[str, ...]]:
+    """The kinds of layers that remember, for each row."""
+    shift = rng.randrange(len(KINDS))
+    rows = []
+    for row in range(stage.batch):
+        one = KINDS[(row + shift) % len(KINDS)]
+        also = [kind == one or (stage.mixed and rng.random() < 0.5) for kind in KINDS]
+        whole = rng.random() < stage.whole
+        rows.append(tuple(kind for kind, on in zip(KINDS, also, strict=True) if on or whole))
+    return rows
+
+
+def clock_of(row: tuple[str, ...], rng: random.Random) -> str:
+    """What the text of a row is about: the clock that it remembers, if it does."""
+    if len(row) == 1:
+        return next((clock for clock, kind in CLOCKS.items() if kind in row), "")
+    return rng.choice(("", *CLOCKS))
+
+
 def make_batch(rng: random.Random, stage: Stage) -> Batch:
     """Rows in which one kind of layer remembers and must answer its questions, and no others.
 
     The answers to other kinds' questions are to be unknown in such a row, which
     is what gives each kind of layer a duty that no other one takes over.
     """
-    shift = rng.randrange(len(KINDS))
-    rows = [
-        EVERYTHING if rng.random() < stage.whole else KINDS[(row + shift) % len(KINDS)]
-        for row in range(stage.batch)
-    ]
-    clocks = {kind: clock for clock, kind in CLOCKS.items()}
-    ids = np.stack(
-        [encode(training_text(rng, stage.tokens, clocks.get(kind, ""))) for kind in rows]
-    )
+    rows = remembering(rng, stage)
+    ids = np.stack([encode(training_text(rng, stage.tokens, clock_of(row, rng))) for row in rows])
     types = [layer["type"] for layer in CONFIG["layers"]]
-    memory = [[float(row in (kind, EVERYTHING)) for row in rows] for kind in types]
+    memory = [[float(kind in row) for row in rows] for kind in types]
     kinds = asked_kinds(ids)
-    duty = np.array([KINDS.index(row) if row in KINDS else -1 for row in rows])[:, None]
-    mine = (kinds >= 0) & ((duty == -1) | (kinds == duty))
+    duty = np.array([[kind in row for kind in (*KINDS, "")] for row in rows])
     if not stage.duties:
-        mine |= (kinds >= 0) & (duty < 2)
+        duty[:, :2] = True
+        duty[[row[0] in CLOCKS.values() for row in rows], :2] = False
+        duty[[row[0] not in CLOCKS.values() for row in rows], 2:-1] = True
+    mine = (kinds >= 0) & np.take_along_axis(duty, kinds, axis=1)
     others = (kinds >= 0) & ~mine
     known = np.full(ids.shape, 0.02, dtype=np.float32)
     unknown = np.zeros(ids.shape, dtype=np.float32)
     # A clock is asked less often than a name.
-    share = np.where((kinds >= 2) & (duty != 0) & (duty != 1), 2.0, 1.0)
+    share = np.where(kinds >= KINDS.index("mamba1"), 2.0, 1.0)
     for offset, weight in enumerate((2.0, 1.0, 1.0)):
         before, at = np.s_[:, : ids.shape[1] - offset], np.s_[:, offset:]
         known[at][mine[before]] = (weight * share)[before][mine[before]]
@@ -145,7 +162,7 @@ def make_batch(rng: random.Random, stage: Stage) -> Batch:
         unknown[at][others[before]] = 0.3 if stage.duties else 0.0
     kinds = np.where(mine, kinds, -1)
     tensors = map(torch.from_numpy, (ids, known, unknown))
-    return Batch(*tensors, torch.tensor(memory), torch.from_numpy(kinds), duty[:, 0])
+    return Batch(*tensors, torch.tensor(memory), torch.from_numpy(kinds), rows)
 
 
 def initialise(model: DenseStack) -> None:
@@ -171,10 +188,10 @@ def loss_of(model: DenseStack, batch: Batch) -> tuple[Tensor, list[float]]:
     any_digit = log_p[..., ord("0") : ord("9") + 1].mean(-1)
     correct = (logits.argmax(-1) == targets).float()
     kinds = batch.kinds[:, :-1]
-    right = [
-        correct[row][kinds[row] >= 0].mean().item()
-        for row in (torch.from_numpy(batch.duty == duty) for duty in range(-1, len(KINDS)))
-    ]
+    right = []
+    for rows in (KINDS, *((kind,) for kind in KINDS)):
+        row = torch.tensor([remembering == rows for remembering in batch.rows])
+        right.append(correct[row][kinds[row] >= 0].mean().item())
     loss = -(known * true + unknown * any_digit).sum() / (known + unknown).sum()
     return loss, right
 

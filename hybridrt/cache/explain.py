@@ -22,10 +22,12 @@ def explain(plan: CachePlan) -> str:
     """The plan as plain text: groups, layers, and how many sequences fit."""
     file = io.StringIO()
     console = Console(file=file, width=100, color_system=None, force_terminal=False)
-    for part in (groups_table(plan), layers_table(plan), fits_table(plan), summary(plan)):
-        console.print(part)
+    for table in (groups_table(plan), layers_table(plan)):
+        console.print(table)
         console.print()
-    return file.getvalue()
+    console.print(summary(plan))
+    console.print(f"Sequences that fit at once: {_fits_text(plan)} tokens")
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines()).strip("\n")
 
 
 def simple_table(title: str, *columns: str, right: Iterable[str] = ()) -> Table:
@@ -199,6 +201,14 @@ def size_text(num_bytes: float) -> str:
             return f"{num_bytes:,.0f} bytes" if unit == "bytes" else f"{num_bytes:.1f} {unit}"
         num_bytes /= 1024
     return f"{num_bytes:,.1f} GiB"
+
+
+def _fits_text(plan: CachePlan) -> str:
+    counts = {fit["tokens"]: fit["sequences"] for fit in fits(plan)}
+    return ", ".join(
+        f"{'any' if count is None else format(count, ',')} of {length:,}"
+        for length, count in counts.items()
+    )
 
 
 def _page_of(group: GroupPlan) -> str:

@@ -174,7 +174,7 @@ def _print(model: str, settings: dict[str, Any], rows: list[Measurement]) -> Non
             f"{row.decode_tokens_per_second:,.0f}",
         )
     out = console()
-    threads = f", {settings['threads']} threads" * (settings["device"] == "cpu")
+    threads = f", {_times(settings['threads'], 'thread')}" * (settings["device"] == "cpu")
     heading = f"{model}: {settings['dtype']} on {settings['device']}{threads}"
     out.print(
         f"{heading}, loaded in {settings['load_seconds']:.1f} s",
@@ -184,7 +184,12 @@ def _print(model: str, settings: dict[str, Any], rows: list[Measurement]) -> Non
     out.print()
     out.print(table)
     out.print()
-    out.print(f"Medians of {settings['repeats']} runs after one that is not counted.")
+    runs = _times(settings["repeats"], "run")
+    out.print(f"Medians of {runs}, after one that is not counted.")
     preemptions = sum(row.num_preemptions for row in rows)
     if preemptions:
         out.print(f"[yellow]{preemptions} preemptions: the cache is too small for the batch.[/]")
+
+
+def _times(count: int, thing: str) -> str:
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"

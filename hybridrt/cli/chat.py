@@ -69,7 +69,7 @@ class _Conversation:
 
     def check(self) -> None:
         """Says at once if the checkpoint can't chat."""
-        self._llm.chat_prompt([{"role": "user", "content": "?"}])
+        self._llm.chat_prompt([*self._system, {"role": "user", "content": "?"}])
 
     def say(self, text: str) -> None:
         """One turn. If it can't be answered, nothing has been said."""
@@ -107,7 +107,7 @@ def _typed(interactive: bool, conversation: _Conversation) -> Iterator[str]:
     while True:
         try:
             line = input("> ").strip()
-        except EOFError:
+        except (EOFError, KeyboardInterrupt):
             typer.echo(err=True)
             return
         if line == "/exit":

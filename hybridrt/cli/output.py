@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
+_LEFT_OUT = " ... "
 _CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
@@ -64,5 +65,6 @@ def shortened(text: str, width: int) -> str:
     line = " ".join(text.split())
     if len(line) <= width:
         return line
-    head = (width - 3) // 2
-    return f"{line[:head]} \u2026 {line[len(line) - (width - 3 - head) :]}"
+    left = width - len(_LEFT_OUT)
+    head, tail = left // 2, left - left // 2
+    return f"{line[:head]}{_LEFT_OUT}{line[len(line) - tail :]}"

@@ -87,6 +87,10 @@ class Engine:
         """Sequences that wait for pages."""
         return self._scheduler.num_waiting
 
+    def has_request(self, request_id: str) -> bool:
+        """Whether a request of that id is on its way."""
+        return request_id in self._entries
+
     def add_request(self, request: Request) -> None:
         """Puts a request in line.
 

@@ -6,7 +6,7 @@ room for its next token, the last admitted gives its pages back and waits, to be
 computed again from its tokens.
 """
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -44,8 +44,8 @@ class Scheduler:
     def __init__(self, config: EngineConfig, pages: SequencePages) -> None:
         self._config = config
         self._pages = pages
-        self._waiting: deque[Sequence] = deque()
-        self._running: list[Sequence] = []
+        self._waiting: OrderedDict[str, Sequence] = OrderedDict()
+        self._running: dict[str, Sequence] = {}
 
     @property
     def num_waiting(self) -> int:
@@ -61,7 +61,7 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Puts a sequence at the end of the line."""
-        self._waiting.append(sequence)
+        self._waiting[sequence.sequence_id] = sequence
 
     def schedule(self) -> list[Row]:
         """The rows of the next step, decodes first. Empty only if nothing is unfinished."""
@@ -79,34 +79,34 @@ class Scheduler:
 
     def remove(self, sequence: Sequence) -> None:
         """Takes out a sequence, finished or not, and frees its pages."""
-        if sequence in self._running:
-            self._running.remove(sequence)
-            self._pages.free(sequence.sequence_id)
+        if self._running.pop(sequence.sequence_id, None) is None:
+            del self._waiting[sequence.sequence_id]
         else:
-            self._waiting.remove(sequence)
+            self._pages.free(sequence.sequence_id)
 
     def preempt(self, sequence: Sequence) -> None:
         """Takes the pages of a running sequence, which will be computed again."""
-        self._running.remove(sequence)
+        del self._running[sequence.sequence_id]
         self._pages.free(sequence.sequence_id)
         sequence.num_computed = 0
         sequence.num_preemptions += 1
-        self._waiting.appendleft(sequence)
+        self._waiting[sequence.sequence_id] = sequence
+        self._waiting.move_to_end(sequence.sequence_id, last=False)
 
     def preempt_all(self, rows: Iterable[Row]) -> None:
         """After a step that failed: what it wrote into states can't be told, so start over."""
         in_rows = {row.sequence.sequence_id for row in rows}
-        for sequence in reversed(self._running[:]):  # so that they wait in their order
-            if sequence.sequence_id in in_rows:
-                self.preempt(sequence)
+        for sequence_id in reversed([*self._running]):  # so that they wait in their order
+            if sequence_id in in_rows:
+                self.preempt(self._running[sequence_id])
 
     def _continue_running(self) -> list[Row]:
         rows: list[Row] = []
         budget = self._config.max_num_batched_tokens
-        for sequence in self._running[:]:
+        for sequence_id, sequence in [*self._running.items()]:
             if not budget:
                 break
-            if sequence in self._running and self._make_room(sequence):
+            if sequence_id in self._running and self._make_room(sequence):
                 rows.append(self._row(sequence, budget))
                 budget -= rows[-1].num_tokens
         return rows
@@ -120,7 +120,7 @@ class Scheduler:
             if self._pages.can_extend(sequence.sequence_id, missing):
                 self._pages.extend(sequence.sequence_id, missing)
                 return True
-            last = self._running[-1]
+            last = next(reversed(self._running.values()))
             self.preempt(last)
             if last is sequence:
                 return False
@@ -129,11 +129,11 @@ class Scheduler:
         rows: list[Row] = []
         budget = self._config.max_num_batched_tokens - num_scheduled
         while self._waiting and budget and len(self._running) < self._config.max_num_seqs:
-            sequence = self._waiting[0]
+            sequence = next(iter(self._waiting.values()))
             if not self._pages.can_admit(len(sequence.token_ids)):
                 break
             self._pages.admit(sequence.sequence_id, len(sequence.token_ids))
-            self._running.append(self._waiting.popleft())
+            self._running[sequence.sequence_id] = self._waiting.pop(sequence.sequence_id)
             rows.append(self._row(sequence, budget))
             budget -= rows[-1].num_tokens
         return rows

@@ -2,6 +2,7 @@
 
 import torch
 from jaxtyping import Float
+from pydantic import PositiveInt, model_validator
 from torch import Tensor
 
 from hybridrt.batch import ForwardBatch
@@ -12,18 +13,23 @@ from hybridrt.layers.cached import CachedLayer
 from hybridrt.layers.linear import FusedLinear, Linear
 from hybridrt.layers.norm import RMSNorm
 from hybridrt.layers.rope import Rope
-from hybridrt.values import Value
+from hybridrt.values import Value, check_divides
 
 
 class AttentionConfig(Value):
     """Sizes, under their Hugging Face names. `qk_norm_eps` norms queries and keys per head."""
 
-    hidden_size: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
+    hidden_size: PositiveInt
+    num_attention_heads: PositiveInt
+    num_key_value_heads: PositiveInt
+    head_dim: PositiveInt
     attention_bias: bool = False
     qk_norm_eps: float | None = None
+
+    @model_validator(mode="after")
+    def _heads_share_keys(self) -> "AttentionConfig":
+        check_divides(self, "num_key_value_heads", "num_attention_heads")
+        return self
 
 
 class Attention(CachedLayer):

@@ -2,6 +2,7 @@
 
 import torch
 from jaxtyping import Float
+from pydantic import PositiveInt
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -22,11 +23,11 @@ class Mamba1Config(Value):
     `inner_norm_eps` norms dt, B and C before they are used (Jamba, arXiv 2408.12570).
     """
 
-    hidden_size: int
-    intermediate_size: int
-    state_size: int
-    conv_kernel: int = 4
-    time_step_rank: int
+    hidden_size: PositiveInt
+    intermediate_size: PositiveInt
+    state_size: PositiveInt
+    conv_kernel: PositiveInt = 4
+    time_step_rank: PositiveInt
     use_bias: bool = False
     use_conv_bias: bool = True
     inner_norm_eps: float | None = None

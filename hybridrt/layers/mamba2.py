@@ -5,7 +5,7 @@ from typing import Annotated
 
 import torch
 from jaxtyping import Float
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, PositiveInt, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -17,7 +17,7 @@ from hybridrt.layers.cached import CachedLayer
 from hybridrt.layers.conv import CausalConv1d
 from hybridrt.layers.linear import Linear
 from hybridrt.layers.norm import GatedRMSNorm
-from hybridrt.values import Value
+from hybridrt.values import Value, check_divides
 
 Limits = Annotated[
     tuple[float, float], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)
@@ -28,18 +28,23 @@ Limits = Annotated[
 class Mamba2Config(Value):
     """Sizes, under their Hugging Face names. `time_step_limit` clamps dt."""
 
-    hidden_size: int
-    num_heads: int
-    head_dim: int
-    state_size: int
-    n_groups: int = 1
-    conv_kernel: int = 4
-    chunk_size: int = 256
+    hidden_size: PositiveInt
+    num_heads: PositiveInt
+    head_dim: PositiveInt
+    state_size: PositiveInt
+    n_groups: PositiveInt = 1
+    conv_kernel: PositiveInt = 4
+    chunk_size: PositiveInt = 256
     use_bias: bool = False
     use_conv_bias: bool = True
     time_step_limit: Limits = (0.0, inf)
     norm_eps: float = 1e-5
     norm_before_gate: bool = False
+
+    @model_validator(mode="after")
+    def _heads_share_groups(self) -> "Mamba2Config":
+        check_divides(self, "n_groups", "num_heads")
+        return self
 
 
 class Mamba2(CachedLayer):

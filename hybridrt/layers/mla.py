@@ -1,6 +1,7 @@
 """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1)."""
 
 from jaxtyping import Float
+from pydantic import PositiveInt
 from torch import Tensor
 
 from hybridrt.batch import ForwardBatch
@@ -21,13 +22,13 @@ class MLAConfig(Value):
     there, whatever their rms_norm_eps.
     """
 
-    hidden_size: int
-    num_attention_heads: int
-    q_lora_rank: int | None = None
-    kv_lora_rank: int
-    qk_nope_head_dim: int
-    qk_rope_head_dim: int
-    v_head_dim: int
+    hidden_size: PositiveInt
+    num_attention_heads: PositiveInt
+    q_lora_rank: PositiveInt | None = None
+    kv_lora_rank: PositiveInt
+    qk_nope_head_dim: PositiveInt
+    qk_rope_head_dim: PositiveInt
+    v_head_dim: PositiveInt
     attention_bias: bool = False
     latent_norm_eps: float = 1e-6
 

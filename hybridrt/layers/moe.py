@@ -5,12 +5,13 @@ from typing import Literal
 
 import torch
 from jaxtyping import Float
+from pydantic import PositiveInt, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hybridrt.kernels.moe import moe_experts
 from hybridrt.layers.mlp import MLP
-from hybridrt.values import Value
+from hybridrt.values import Value, check_divides
 
 
 class MoEConfig(Value):
@@ -29,19 +30,29 @@ class MoEConfig(Value):
         shared_bias: that expert has biases.
     """
 
-    hidden_size: int
-    moe_intermediate_size: int
-    num_experts: int
-    num_experts_per_tok: int
+    hidden_size: PositiveInt
+    moe_intermediate_size: PositiveInt
+    num_experts: PositiveInt
+    num_experts_per_tok: PositiveInt
     scoring_func: Literal["softmax", "sigmoid"] = "softmax"
     norm_topk_prob: bool = True
     routed_scaling_factor: float = 1.0
-    n_group: int = 1
-    topk_group: int = 1
+    n_group: PositiveInt = 1
+    topk_group: PositiveInt = 1
     group_score: Literal["max", "top2"] = "max"
     correction_bias: bool = False
     shared_intermediate_size: int | None = None
     shared_bias: bool = False
+
+    @model_validator(mode="after")
+    def _enough_experts(self) -> "MoEConfig":
+        check_divides(self, "n_group", "num_experts")
+        for few, many in (("num_experts_per_tok", "num_experts"), ("topk_group", "n_group")):
+            if getattr(self, few) > getattr(self, many):
+                raise ValueError(
+                    f"{few}={getattr(self, few)} should be at most {many}={getattr(self, many)}"
+                )
+        return self
 
 
 class Router(nn.Module):

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int64
-from pydantic import ConfigDict, model_validator
+from pydantic import ConfigDict, PositiveInt, model_validator
 from torch import Tensor
 
 from hybridrt.values import Value
@@ -25,7 +25,7 @@ class RopeConfig(Value):
     rope_theta: float = 10_000.0
     factor: float | None = None
     partial_rotary_factor: float | None = None
-    max_position_embeddings: int | None = None
+    max_position_embeddings: PositiveInt | None = None
     original_max_position_embeddings: int | None = None
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0

@@ -3,6 +3,8 @@
 from math import inf
 from typing import Literal
 
+from pydantic import PositiveInt
+
 from hybridrt.layers.attention import Attention, AttentionConfig
 from hybridrt.layers.cached import CachedLayer
 from hybridrt.layers.mamba2 import Limits, Mamba2, Mamba2Config
@@ -16,24 +18,24 @@ from hybridrt.models.jamba import Layer
 class Config(ModelConfig):
     """Keys of a Bamba `config.json`. Half of each head is rotated unless it says otherwise."""
 
-    intermediate_size: int
-    num_attention_heads: int
-    num_key_value_heads: int | None = 8
-    head_dim: int | None = None
+    intermediate_size: PositiveInt
+    num_attention_heads: PositiveInt
+    num_key_value_heads: PositiveInt | None = 8
+    head_dim: PositiveInt | None = None
     attn_layer_indices: list[int] | None = None
     attn_rotary_emb: int | None = None
-    mamba_n_heads: int = 128
+    mamba_n_heads: PositiveInt = 128
     mamba_d_head: int | Literal["auto"] = "auto"
-    mamba_n_groups: int = 1
-    mamba_d_state: int = 256
-    mamba_d_conv: int = 4
-    mamba_expand: int = 2
-    mamba_chunk_size: int = 256
+    mamba_n_groups: PositiveInt = 1
+    mamba_d_state: PositiveInt = 256
+    mamba_d_conv: PositiveInt = 4
+    mamba_expand: PositiveInt = 2
+    mamba_chunk_size: PositiveInt = 256
     mamba_conv_bias: bool = True
     mamba_proj_bias: bool = False
     time_step_limit: Limits = (0.0, inf)
     hidden_act: Literal["silu"] = "silu"
-    max_position_embeddings: int = 262_144
+    max_position_embeddings: PositiveInt = 262_144
     rms_norm_eps: float = 1e-5
     rope_parameters: RopeConfig
     attention_bias: bool = False

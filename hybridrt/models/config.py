@@ -3,6 +3,8 @@
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
+from pydantic import PositiveInt
+
 from hybridrt.layers.rope import RopeConfig, read_rope_parameters
 from hybridrt.values import Value
 
@@ -71,10 +73,10 @@ class ModelConfig(Value):
     """
 
     model_type: str
-    vocab_size: int
-    hidden_size: int
-    num_hidden_layers: int
-    max_position_embeddings: int | None = None
+    vocab_size: PositiveInt
+    hidden_size: PositiveInt
+    num_hidden_layers: PositiveInt
+    max_position_embeddings: PositiveInt | None = None
     tie_word_embeddings: bool = False
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None

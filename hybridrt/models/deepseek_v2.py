@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+from pydantic import PositiveInt
+
 from hybridrt.layers.mla import MLA, MLAConfig
 from hybridrt.layers.mlp import MLP
 from hybridrt.layers.moe import MoE, MoEConfig
@@ -14,28 +16,28 @@ from hybridrt.models.decoder import DecoderLayer
 class Config(ModelConfig):
     """Keys of a DeepSeek-V2 `config.json`."""
 
-    intermediate_size: int
-    moe_intermediate_size: int = 1407
-    num_attention_heads: int
-    num_key_value_heads: int | None = None
-    q_lora_rank: int | None = 1536
-    kv_lora_rank: int = 512
-    qk_nope_head_dim: int = 128
-    qk_rope_head_dim: int = 64
-    v_head_dim: int = 128
-    n_routed_experts: int = 64
+    intermediate_size: PositiveInt
+    moe_intermediate_size: PositiveInt = 1407
+    num_attention_heads: PositiveInt
+    num_key_value_heads: PositiveInt | None = None
+    q_lora_rank: PositiveInt | None = 1536
+    kv_lora_rank: PositiveInt = 512
+    qk_nope_head_dim: PositiveInt = 128
+    qk_rope_head_dim: PositiveInt = 64
+    v_head_dim: PositiveInt = 128
+    n_routed_experts: PositiveInt = 64
     n_shared_experts: int | None = 2
-    num_experts_per_tok: int
+    num_experts_per_tok: PositiveInt
     first_k_dense_replace: int = 0
     moe_layer_freq: Literal[1] = 1
     scoring_func: Literal["softmax"] = "softmax"
     topk_method: Literal["greedy", "group_limited_greedy"] = "greedy"
-    n_group: int | None = None
-    topk_group: int | None = None
+    n_group: PositiveInt | None = None
+    topk_group: PositiveInt | None = None
     norm_topk_prob: Literal[False] = False
     routed_scaling_factor: float = 1.0
     hidden_act: Literal["silu"] = "silu"
-    max_position_embeddings: int = 2048
+    max_position_embeddings: PositiveInt = 2048
     rms_norm_eps: float = 1e-6
     rope_parameters: RopeConfig
     rope_interleave: Literal[True] = True

@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+from pydantic import PositiveInt
+
 from hybridrt.layers.moe import MoEConfig
 from hybridrt.models import deepseek_v2
 
@@ -9,18 +11,18 @@ from hybridrt.models import deepseek_v2
 class Config(deepseek_v2.Config):
     """Keys of a DeepSeek-V3 `config.json`. Its multi-token prediction layers are not used."""
 
-    moe_intermediate_size: int = 2048
-    n_routed_experts: int = 256
+    moe_intermediate_size: PositiveInt = 2048
+    n_routed_experts: PositiveInt = 256
     n_shared_experts: int | None = 1
-    num_experts_per_tok: int = 8
+    num_experts_per_tok: PositiveInt = 8
     first_k_dense_replace: int = 3
     scoring_func: Literal["sigmoid"] = "sigmoid"
     topk_method: Literal["noaux_tc"] = "noaux_tc"
-    n_group: int | None = 8
-    topk_group: int | None = 4
+    n_group: PositiveInt | None = 8
+    topk_group: PositiveInt | None = 4
     norm_topk_prob: bool = True
     routed_scaling_factor: float = 2.5
-    max_position_embeddings: int = 4096
+    max_position_embeddings: PositiveInt = 4096
     rope_interleave: bool = True
     mlp_bias: Literal[False] = False
 

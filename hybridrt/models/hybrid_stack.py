@@ -9,7 +9,7 @@ from math import inf
 from typing import Any, ClassVar
 
 from jaxtyping import Float
-from pydantic import Field
+from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
 from hybridrt.batch import ForwardBatch
@@ -40,9 +40,9 @@ class LayerConfig(Value):
 class AttentionLayer(LayerConfig):
     """`rope_parameters: null` is attention without positions; left out, it is the default."""
 
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
+    num_attention_heads: PositiveInt
+    num_key_value_heads: PositiveInt
+    head_dim: PositiveInt
     attention_bias: bool = False
     qk_norm: bool = False
     rope_parameters: dict[str, Any] | None = Field(default_factory=dict)
@@ -66,12 +66,12 @@ class AttentionLayer(LayerConfig):
 class MLALayer(LayerConfig):
     """Multi-head latent attention."""
 
-    num_attention_heads: int
-    q_lora_rank: int | None = None
-    kv_lora_rank: int
-    qk_nope_head_dim: int
-    qk_rope_head_dim: int
-    v_head_dim: int
+    num_attention_heads: PositiveInt
+    q_lora_rank: PositiveInt | None = None
+    kv_lora_rank: PositiveInt
+    qk_nope_head_dim: PositiveInt
+    qk_rope_head_dim: PositiveInt
+    v_head_dim: PositiveInt
     rope_parameters: dict[str, Any] = Field(default_factory=dict)
     rope_interleave: bool = True
 
@@ -87,10 +87,10 @@ class MLALayer(LayerConfig):
 class Mamba1Layer(LayerConfig):
     """A Mamba-1 mixer."""
 
-    intermediate_size: int
-    state_size: int
-    conv_kernel: int = 4
-    time_step_rank: int
+    intermediate_size: PositiveInt
+    state_size: PositiveInt
+    conv_kernel: PositiveInt = 4
+    time_step_rank: PositiveInt
     use_bias: bool = False
     use_conv_bias: bool = True
 
@@ -102,12 +102,12 @@ class Mamba1Layer(LayerConfig):
 class Mamba2Layer(LayerConfig):
     """A Mamba-2 mixer."""
 
-    num_heads: int
-    head_dim: int
-    state_size: int
-    n_groups: int = 1
-    conv_kernel: int = 4
-    chunk_size: int = 64
+    num_heads: PositiveInt
+    head_dim: PositiveInt
+    state_size: PositiveInt
+    n_groups: PositiveInt = 1
+    conv_kernel: PositiveInt = 4
+    chunk_size: PositiveInt = 64
     use_bias: bool = False
     use_conv_bias: bool = True
     time_step_limit: Limits = (0.0, inf)
@@ -122,7 +122,7 @@ class Mamba2Layer(LayerConfig):
 class MLPLayer(LayerConfig):
     """A SwiGLU MLP."""
 
-    intermediate_size: int
+    intermediate_size: PositiveInt
 
     def make(self, model: "Config") -> nn.Module:
         return MLP(model.hidden_size, self.intermediate_size)
@@ -131,9 +131,9 @@ class MLPLayer(LayerConfig):
 class MoELayer(LayerConfig):
     """Experts chosen by softmax."""
 
-    num_experts: int
-    num_experts_per_tok: int
-    moe_intermediate_size: int
+    num_experts: PositiveInt
+    num_experts_per_tok: PositiveInt
+    moe_intermediate_size: PositiveInt
     norm_topk_prob: bool = True
 
     def make(self, model: "Config") -> nn.Module:
@@ -192,6 +192,13 @@ def _layer(index: int, entry: Any) -> LayerConfig:
         raise ValueError(f"config.json: layers[{index}]: {error}") from None
 
 
+def _make(index: int, entry: LayerConfig, config: Config) -> nn.Module:
+    try:
+        return entry.make(config)
+    except ValueError as error:
+        raise ValueError(f"config.json: layers[{index}]: {error}") from None
+
+
 class Layer(nn.Module):
     """One mixer behind a norm."""
 
@@ -213,7 +220,7 @@ class Model(CausalLM):
     Config = Config
 
     def __init__(self, config: Config) -> None:
-        mixers = [entry.make(config) for entry in config.layers]
+        mixers = [_make(index, entry, config) for index, entry in enumerate(config.layers)]
         ropes = [m.rope for m in mixers if isinstance(m, Attention | MLA) and m.rope is not None]
         layers = [Layer(config.hidden_size, config.rms_norm_eps, mixer) for mixer in mixers]
         super().__init__(config, layers, config.rms_norm_eps, ropes)

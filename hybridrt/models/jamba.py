@@ -3,6 +3,7 @@
 from typing import Literal
 
 from jaxtyping import Float
+from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from hybridrt.batch import ForwardBatch
@@ -19,25 +20,25 @@ from hybridrt.models.config import ModelConfig
 class Config(ModelConfig):
     """Keys of a Jamba `config.json`. The default sizes are those of the published models."""
 
-    intermediate_size: int
-    num_attention_heads: int
-    num_key_value_heads: int | None = 8
-    head_dim: int | None = None
-    num_experts: int = 16
-    num_experts_per_tok: int = 2
-    expert_layer_period: int = 2
+    intermediate_size: PositiveInt
+    num_attention_heads: PositiveInt
+    num_key_value_heads: PositiveInt | None = 8
+    head_dim: PositiveInt | None = None
+    num_experts: PositiveInt = 16
+    num_experts_per_tok: PositiveInt = 2
+    expert_layer_period: PositiveInt = 2
     expert_layer_offset: int = 1
-    attn_layer_period: int = 8
+    attn_layer_period: PositiveInt = 8
     attn_layer_offset: int = 4
-    mamba_d_state: int = 16
-    mamba_d_conv: int = 4
-    mamba_expand: int = 2
+    mamba_d_state: PositiveInt = 16
+    mamba_d_conv: PositiveInt = 4
+    mamba_expand: PositiveInt = 2
     mamba_dt_rank: int | Literal["auto"] = "auto"
     mamba_conv_bias: bool = True
     mamba_proj_bias: bool = False
     mamba_inner_layernorms: Literal[True] = True
     hidden_act: Literal["silu"] = "silu"
-    max_position_embeddings: int = 262_144
+    max_position_embeddings: PositiveInt = 262_144
     rms_norm_eps: float = 1e-6
     sliding_window: None = None
 

@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+from pydantic import PositiveInt
+
 from hybridrt.layers.attention import Attention, AttentionConfig
 from hybridrt.layers.mlp import MLP
 from hybridrt.layers.rope import Rope, RopeConfig
@@ -13,12 +15,12 @@ from hybridrt.models.decoder import DecoderLayer
 class Config(ModelConfig):
     """Keys of a Llama `config.json`."""
 
-    intermediate_size: int
-    num_attention_heads: int
-    num_key_value_heads: int | None = None
-    head_dim: int | None = None
+    intermediate_size: PositiveInt
+    num_attention_heads: PositiveInt
+    num_key_value_heads: PositiveInt | None = None
+    head_dim: PositiveInt | None = None
     hidden_act: Literal["silu"] = "silu"
-    max_position_embeddings: int = 2048
+    max_position_embeddings: PositiveInt = 2048
     rms_norm_eps: float = 1e-6
     rope_parameters: RopeConfig
     attention_bias: bool = False

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from jaxtyping import Float
-from pydantic import model_validator
+from pydantic import PositiveInt, model_validator
 from torch import Tensor, nn
 
 from hybridrt.batch import ForwardBatch
@@ -16,11 +16,11 @@ from hybridrt.models.config import ModelConfig
 class Config(ModelConfig):
     """Keys of a Mamba `config.json`."""
 
-    state_size: int = 16
+    state_size: PositiveInt = 16
     expand: int | float = 2
-    intermediate_size: int | None = None
-    conv_kernel: int = 4
-    time_step_rank: int | Literal["auto"] = "auto"
+    intermediate_size: PositiveInt | None = None
+    conv_kernel: PositiveInt = 4
+    time_step_rank: PositiveInt | Literal["auto"] = "auto"
     use_bias: bool = False
     use_conv_bias: bool = True
     hidden_act: Literal["silu"] = "silu"

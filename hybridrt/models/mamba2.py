@@ -3,7 +3,7 @@
 from math import inf
 from typing import Literal
 
-from pydantic import model_validator
+from pydantic import PositiveInt, model_validator
 
 from hybridrt.layers.mamba2 import Limits, Mamba2, Mamba2Config
 from hybridrt.models.causal_lm import CausalLM
@@ -14,14 +14,14 @@ from hybridrt.models.mamba import RENAMES, Layer
 class Config(ModelConfig):
     """Keys of a Mamba-2 `config.json`."""
 
-    num_heads: int = 128
-    head_dim: int = 64
-    state_size: int = 128
+    num_heads: PositiveInt = 128
+    head_dim: PositiveInt = 64
+    state_size: PositiveInt = 128
     expand: int | float = 2
-    intermediate_size: int | None = None
-    n_groups: int = 8
-    conv_kernel: int = 4
-    chunk_size: int = 256
+    intermediate_size: PositiveInt | None = None
+    n_groups: PositiveInt = 8
+    conv_kernel: PositiveInt = 4
+    chunk_size: PositiveInt = 256
     use_bias: bool = False
     use_conv_bias: bool = True
     hidden_act: Literal["silu"] = "silu"

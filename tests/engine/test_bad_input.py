@@ -1,6 +1,7 @@
 """Bad input is refused by name, with what would be right, and leaves the engine working."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -143,15 +144,20 @@ def test_parameters_beyond_the_vocabulary_are_refused(
         llm.generate(["a", "b"], [GREEDY, SamplingParams(**params)])
 
 
-@pytest.mark.parametrize(
-    "params", [5, "greedy", {"n": 1}, [GREEDY, GREEDY], [], [5], [None]], ids=repr
-)
+@pytest.mark.parametrize("params", [5, "greedy", {"n": 1}, [GREEDY, GREEDY], [], [5]], ids=repr)
 def test_parameters_of_another_type_or_number_are_refused(llm: LLM, params: Any) -> None:
     with pytest.raises(ValueError, match="sampling_params"):
         llm.generate("a", params)
     if not isinstance(params, list):
         with pytest.raises(ValueError, match="sampling_params"):
             llm.add_request("a", params)
+
+
+@pytest.mark.parametrize("request_id", [5, b"five", ("a", 1)], ids=repr)
+def test_a_request_id_that_is_not_text_is_refused(llm: LLM, request_id: Any) -> None:
+    # 5 and "5" would be two requests whose sequences have the same name.
+    with pytest.raises(ValueError, match=re.escape(f"request_id={request_id!r} should be text")):
+        llm.add_request("a", GREEDY, request_id=request_id)
 
 
 BAD_CONFIGS: list[tuple[str, Any]] = [

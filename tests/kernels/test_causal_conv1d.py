@@ -10,7 +10,16 @@ from torch import Tensor
 
 from hybridrt.kernels.backend import StateBackend
 from hybridrt.kernels.causal_conv1d import causal_conv1d
-from tests.harness.batches import EXTREMES, STATES, Ragged, Row, draw_tables, make_batch, ragged
+from tests.harness.batches import (
+    EXTREMES,
+    STATES,
+    Ragged,
+    Row,
+    draw_tables,
+    in_company,
+    make_batch,
+    ragged,
+)
 from tests.harness.properties import bounded
 from tests.harness.tolerance import assert_right
 
@@ -50,6 +59,7 @@ def _check(
     seed: int = 0,
 ) -> None:
     """Output by the tolerances; states bit for bit, and poison where nobody's state is."""
+    lengths = in_company(lengths, dtype)
     draw = torch.Generator().manual_seed(seed)
     rows, _ = draw_tables(lengths, 1, spare=2, draw=draw)
     x = torch.randn(lengths.num_tokens, channels, generator=draw).to(dtype)

@@ -12,7 +12,16 @@ from torch import Tensor
 from hybridrt.batch import Prefill
 from hybridrt.kernels.mla_attention import mla_attention
 from hybridrt.kernels.reference import mla_attention as reference
-from tests.harness.batches import EXTREMES, TOKENS, Ragged, Row, draw_tables, make_batch, ragged
+from tests.harness.batches import (
+    EXTREMES,
+    TOKENS,
+    Ragged,
+    Row,
+    draw_tables,
+    in_company,
+    make_batch,
+    ragged,
+)
 from tests.harness.properties import bounded
 from tests.harness.tolerance import assert_right
 
@@ -69,6 +78,7 @@ def _check(
     lengths: Ragged, dtype: torch.dtype, device: str, sizes: Sizes = PLAIN, seed: int = 0
 ) -> None:
     """Every slot that holds no token of a sequence holds NaN."""
+    lengths = in_company(lengths, dtype)
     draw = torch.Generator().manual_seed(seed)
     rows, num_blocks = draw_tables(lengths, sizes.block_size, spare=3, draw=draw)
 
@@ -91,9 +101,17 @@ def _check(
     batch = make_batch(
         rows, num_decodes=lengths.num_decodes, block_size=sizes.block_size, device=device
     )
-    on_device = [part.to(device) for part in (q_nope, q_pe, w_uk, w_uv)]
-    pages = batch.token_pages(TOKENS)
-    out = mla_attention(*on_device[:2], c_kv, k_pe, *on_device[2:], pages, batch, SCALE)
+    out = mla_attention(
+        q_nope.to(device),
+        q_pe.to(device),
+        c_kv,
+        k_pe,
+        w_uk.to(device),
+        w_uv.to(device),
+        batch.token_pages(TOKENS),
+        batch,
+        SCALE,
+    )
     assert out.dtype == dtype
     inputs = (q_nope, q_pe, w_uk, w_uv, *latents)
     assert_right(out, lambda *parts: _definition(rows, *parts), *inputs)

@@ -11,7 +11,16 @@ from torch import Tensor
 
 from hybridrt.kernels.paged_attention import paged_attention
 from hybridrt.kernels.reference.paged_attention import QUERY_BLOCK
-from tests.harness.batches import EXTREMES, TOKENS, Ragged, Row, draw_tables, make_batch, ragged
+from tests.harness.batches import (
+    EXTREMES,
+    TOKENS,
+    Ragged,
+    Row,
+    draw_tables,
+    in_company,
+    make_batch,
+    ragged,
+)
 from tests.harness.properties import bounded
 from tests.harness.tolerance import assert_right
 
@@ -80,6 +89,7 @@ def _check(
     lengths: Ragged, dtype: torch.dtype, device: str, sizes: Sizes = PLAIN, seed: int = 0
 ) -> None:
     """Every slot that holds no token of a sequence holds NaN."""
+    lengths = in_company(lengths, dtype)
     draw = torch.Generator().manual_seed(seed)
     rows, num_blocks = draw_tables(lengths, sizes.block_size, spare=3, draw=draw)
     q = torch.randn(lengths.num_tokens, sizes.heads, sizes.head_dim_k, generator=draw).to(dtype)

@@ -8,9 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from hybridrt.batch import ForwardBatch
 from hybridrt.kernels.backend import StateBackend
 from hybridrt.kernels.selective_scan import selective_scan
-from tests.harness.batches import EXTREMES, STATES, Ragged, Row, draw_tables, make_batch, ragged
+from tests.harness.batches import (
+    EXTREMES,
+    STATES,
+    Ragged,
+    Row,
+    draw_tables,
+    in_company,
+    make_batch,
+    ragged,
+)
 from tests.harness.properties import bounded
 from tests.harness.tolerance import assert_close, assert_right, assert_small_rms_ratio
 
@@ -53,6 +63,11 @@ def _inputs(
     return [x, dt, A, B, C, torch.randn(channels, generator=draw), state]
 
 
+def _scan(inputs: Sequence[Tensor], batch: ForwardBatch, backend: StateBackend) -> Tensor:
+    x, dt, A, B, C, D, state = inputs
+    return selective_scan(x, dt, A, B, C, D, state, batch.state_pages(STATES), batch, backend)
+
+
 def _check(
     lengths: Ragged,
     dtype: torch.dtype,
@@ -62,12 +77,13 @@ def _check(
 ) -> None:
     """y by the tolerances, states right in float32 whatever x's dtype, poison untouched."""
     device, backend = device_and_backend
+    lengths = in_company(lengths, dtype)
     draw = torch.Generator().manual_seed(seed)
     rows, _ = draw_tables(lengths, 1, spare=2, draw=draw)
     inputs = _inputs(rows, lengths.num_tokens, dtype, sizes, seed)
     batch = make_batch(rows, num_decodes=lengths.num_decodes, device=device)
     on_device = [part.to(device, copy=True) for part in inputs]
-    y = selective_scan(*on_device, batch.state_pages(STATES), batch, backend)
+    y = _scan(on_device, batch, backend)
     after = on_device[-1].cpu()
 
     exact_y, exact_states = _recurrence(rows, *(part.double() for part in inputs))
@@ -89,16 +105,12 @@ def test_equals_the_recurrence(
 
 
 @pytest.mark.parametrize("lengths", EXTREMES, ids=str)
-def test_extreme_batches(
-    device_and_backend: Backend, dtype: torch.dtype, lengths: Ragged
-) -> None:
+def test_extreme_batches(device_and_backend: Backend, dtype: torch.dtype, lengths: Ragged) -> None:
     _check(lengths, dtype, device_and_backend)
 
 
 @pytest.mark.parametrize("sizes", [(1, 1), (67, 3), (130, 16), (5, 33)], ids=str)
-def test_odd_sizes(
-    device_and_backend: Backend, dtype: torch.dtype, sizes: tuple[int, int]
-) -> None:
+def test_odd_sizes(device_and_backend: Backend, dtype: torch.dtype, sizes: tuple[int, int]) -> None:
     lengths = Ragged(((3, 1), (1, 1), (0, 33), (5, 2), (0, 1)), 2)
     _check(lengths, dtype, device_and_backend, sizes)
 
@@ -112,7 +124,7 @@ def test_a_state_in_bfloat16_is_rounded_where_it_is_stored_and_nowhere_else(
     inputs[-1] = inputs[-1].bfloat16()
     batch = make_batch(rows, num_decodes=1, device=device)
     on_device = [part.to(device, copy=True) for part in inputs]
-    y = selective_scan(*on_device, batch.state_pages(STATES), batch, backend)
+    y = _scan(on_device, batch, backend)
     exact_y, exact_states = _recurrence(rows, *(part.double() for part in inputs))
     assert_close(y, exact_y)
     stored = on_device[-1].cpu()[[2, 0]]
@@ -132,7 +144,7 @@ def test_bug_09_a_chunk_goes_on_from_the_state_before_it(device_and_backend: Bac
             batch = make_batch([row], num_decodes=row.queries == 1 and start > 0, device=device)
             parts = [part[start:stop].to(device) for part in (x, dt, B, C)]
             args = [*parts[:2], A.to(device), *parts[2:], D.to(device), state]
-            ys.append(selective_scan(*args, batch.state_pages(STATES), batch, backend))
+            ys.append(_scan(args, batch, backend))
         return torch.cat(ys), state[1]
 
     whole = run([])

@@ -9,9 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from hybridrt.batch import ForwardBatch
 from hybridrt.kernels.backend import StateBackend
 from hybridrt.kernels.ssd import ssd
-from tests.harness.batches import EXTREMES, STATES, Ragged, Row, draw_tables, make_batch, ragged
+from tests.harness.batches import (
+    EXTREMES,
+    STATES,
+    Ragged,
+    Row,
+    draw_tables,
+    in_company,
+    make_batch,
+    ragged,
+)
 from tests.harness.properties import bounded
 from tests.harness.tolerance import assert_close, assert_right, assert_small_rms_ratio
 
@@ -80,6 +90,14 @@ def _inputs(
     return [x, dt, A, B, C, D, state]
 
 
+def _scan(
+    inputs: Sequence[Tensor], batch: ForwardBatch, chunk_size: int, backend: StateBackend
+) -> Tensor:
+    x, dt, A, B, C, D, state = inputs
+    pages = batch.state_pages(STATES)
+    return ssd(x, dt, A, B, C, D, state, pages, batch, chunk_size, backend)
+
+
 def _check(
     lengths: Ragged,
     dtype: torch.dtype,
@@ -89,12 +107,13 @@ def _check(
 ) -> None:
     """y by the tolerances, states right in float32 whatever x's dtype, poison untouched."""
     device, backend = device_and_backend
+    lengths = in_company(lengths, dtype)
     draw = torch.Generator().manual_seed(seed)
     rows, _ = draw_tables(lengths, 1, spare=2, draw=draw)
     inputs = _inputs(rows, lengths.num_tokens, dtype, sizes, seed)
     batch = make_batch(rows, num_decodes=lengths.num_decodes, device=device)
     on_device = [part.to(device, copy=True) for part in inputs]
-    y = ssd(*on_device, batch.state_pages(STATES), batch, sizes.chunk_size, backend)
+    y = _scan(on_device, batch, sizes.chunk_size, backend)
     after = on_device[-1].cpu()
 
     exact_y, exact_states = _recurrence(rows, *(part.double() for part in inputs))
@@ -117,9 +136,7 @@ def test_equals_the_recurrence(
 
 
 @pytest.mark.parametrize("lengths", EXTREMES, ids=str)
-def test_extreme_batches(
-    device_and_backend: Backend, dtype: torch.dtype, lengths: Ragged
-) -> None:
+def test_extreme_batches(device_and_backend: Backend, dtype: torch.dtype, lengths: Ragged) -> None:
     _check(lengths, dtype, device_and_backend)
 
 
@@ -140,7 +157,7 @@ def test_tokens_that_forget_everything_leave_those_behind_them_exact(
     inputs[2] = torch.full((4,), -16.0)
     batch = make_batch(rows, num_decodes=0, device=device)
     on_device = [part.to(device, copy=True) for part in inputs]
-    y = ssd(*on_device, batch.state_pages(STATES), batch, 64, backend)
+    y = _scan(on_device, batch, 64, backend)
     # Where a token forgets everything its own update is large; the others count by themselves.
     slow = torch.arange(64) % 32 >= 16
     exact_y, _ = _recurrence(rows, *(part.double() for part in inputs))
@@ -159,8 +176,7 @@ def test_bug_09_a_chunk_goes_on_from_the_state_before_it(device_and_backend: Bac
             batch = make_batch([row], num_decodes=row.queries == 1 and start > 0, device=device)
             parts = [part[start:stop].to(device) for part in (x, dt, B, C)]
             args = [*parts[:2], A.to(device), *parts[2:], D.to(device), state]
-            pages = batch.state_pages(STATES)
-            ys.append(ssd(*args, pages, batch, PLAIN.chunk_size, backend))
+            ys.append(_scan(args, batch, PLAIN.chunk_size, backend))
         return torch.cat(ys), state[1]
 
     whole = run([])

@@ -67,7 +67,7 @@ def test_gated_rms_norm(groups: int, before: bool, dtype: torch.dtype) -> None:
     x, z = (_normal(50, 60, seed=seed, dtype=dtype) for seed in (1, 2))
     out = norm(x, z)
     assert out.dtype == dtype
-    assert_right(out, lambda *parts: _gated(*parts, groups, before), x, z, weight)
+    assert_right(out, lambda x, z, w: _gated(x, z, w, groups, before), x, z, weight)
 
 
 def test_gated_rms_norm_gives_the_dtype_of_the_gate() -> None:

@@ -113,16 +113,18 @@ def _scan(
     x, dt, B, C = (_chunks(part, length) for part in (x, dt, B, C))
     x = (x * dt[..., None]).unflatten(2, (groups, -1)).permute(0, 2, 3, 1, 4)  # c g r l p
     B, C = B.transpose(1, 2), C.transpose(1, 2)  # c g l n
-    log_decay = (dt * A).unflatten(2, (groups, -1)).permute(0, 2, 3, 1).cumsum(-1)  # c g r l
+    log_decay, rounding = _sums((dt * A).unflatten(2, (groups, -1)).permute(0, 2, 3, 1))
+    x = x * torch.exp(-rounding)[..., None]
 
     within = torch.matmul(C, B.transpose(2, 3))[:, :, None] * _decay_between(log_decay)
     y = torch.matmul(within, x)
 
-    to_end = torch.exp(log_decay[..., -1:] - log_decay)
+    to_end = torch.exp(log_decay[..., -1:] - log_decay + rounding[..., -1:])
     added = torch.matmul((x * to_end[..., None]).transpose(3, 4), B[:, :, None])  # c g r p n
     starts, state = _join(added, torch.exp(log_decay[..., -1]), state)
     from_start = torch.matmul(C[:, :, None], starts.transpose(3, 4))
     y = torch.addcmul(y, from_start, torch.exp(log_decay)[..., None])
+    y = y * torch.exp(rounding)[..., None]
 
     y = y.permute(0, 3, 1, 2, 4).flatten(0, 1).flatten(1, 2)
     return y[:tokens], state
@@ -133,6 +135,19 @@ def _chunks(part: Float[Tensor, "  tokens *dims"], length: int) -> Float[Tensor,
     if missing:
         part = pad(part, [0, 0] * (part.dim() - 1) + [0, missing])
     return part.unflatten(0, (-1, length))
+
+
+def _sums(
+    logs: Float[Tensor, "c g r l"],
+) -> tuple[Float[Tensor, "c g r l"], Float[Tensor, "c g r l"]]:
+    """Running sums in float32, and what their rounding left out.
+
+    A token that forgets everything takes a sum to -1,000 and beyond, where float32 has no
+    digits left for the small differences between the tokens behind it.
+    """
+    exact = logs.double().cumsum(-1)
+    sums = exact.float()
+    return sums, (exact - sums).float()
 
 
 def _decay_between(log_decay: Float[Tensor, "c g r l"]) -> Float[Tensor, "c g r l l"]:

@@ -31,9 +31,11 @@ def _repeat_a_live_one(
     needed. With no live token at all, slot 0 is written with what it holds.
     """
     live = slots >= 0
-    first = live.to(torch.uint8).argmax()
+    # An index of one element: one of none would be read on the host.
+    first = live.to(torch.uint8).argmax(0, keepdim=True)
     slot = slots[first].clamp(min=0)
-    fallback = torch.where(live[first], values[first].to(cache.dtype), cache[0, 0])
+    any_live = live[first].view(-1, *[1] * (values.dim() - 1))
+    fallback = torch.where(any_live, values[first].to(cache.dtype), cache[0, :1])
     shape = (-1,) + (1,) * (values.dim() - 1)
     values = torch.where(live.view(shape), values.to(cache.dtype), fallback)
     return values, torch.where(live, slots, slot)
