@@ -1,5 +1,6 @@
 """EngineConfig: every choice a user can make about the engine, checked at once."""
 
+import os
 import re
 from typing import Annotated, Any, Literal
 
@@ -29,6 +30,15 @@ def parse_bytes(size: Any) -> Any:
 Bytes = Annotated[PositiveInt, BeforeValidator(parse_bytes)]
 
 
+def _kernel_block_size_of_environment() -> int | None:
+    text = os.environ.get("HYBRIDRT_KERNEL_BLOCK_SIZE")
+    if text is None:
+        return None
+    if not text.isdecimal():
+        raise ValueError(f"HYBRIDRT_KERNEL_BLOCK_SIZE={text!r} should be a number of tokens")
+    return int(text)
+
+
 class EngineConfig(Value):
     """How a model is loaded, cached and scheduled. Sizes in tokens unless said otherwise.
 
@@ -45,6 +55,7 @@ class EngineConfig(Value):
         cache_policy: `"paged"`, or `"contiguous"` (one page as long as the model).
         page_size: tokens in a page of attention and MLA layers.
         kernel_block_size: tokens that a kernel indexes at once; divides `page_size`.
+            `None`: the environment's `HYBRIDRT_KERNEL_BLOCK_SIZE`, else a page.
         kv_layout: `"HND"` (heads before tokens) or `"NHD"` inside a kernel block.
         kv_cache_dtype: of cached keys and values; `"auto"` is the model's.
         state_dtype: of SSM states.
@@ -64,7 +75,9 @@ class EngineConfig(Value):
     cache_memory: Bytes | None = None
     cache_policy: Literal["paged", "contiguous"] = "paged"
     page_size: PositiveInt = 16
-    kernel_block_size: PositiveInt | None = None
+    kernel_block_size: PositiveInt | None = Field(
+        default_factory=_kernel_block_size_of_environment, validate_default=True
+    )
     kv_layout: Literal["HND", "NHD"] = "HND"
     kv_cache_dtype: Literal["auto"] = "auto"
     state_dtype: Literal["float32", "bfloat16"] = "float32"

@@ -172,9 +172,9 @@ class LLM:
             while len(done) < count:
                 self._advance()
                 for output in inbox:
+                    advance(output)
                     if output.finished:
                         done[output.request_id] = output
-                        advance(output)
                 inbox.clear()
         return done
 

@@ -1,6 +1,6 @@
 """What goes into the engine and what comes out: plain values that pickle."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -9,6 +9,8 @@ from pydantic import BeforeValidator, Field, model_validator
 from hybridrt.values import Value, as_tuple
 
 _FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
+_StopText = Annotated[str, Field(min_length=1)]
+_TokenId = Annotated[int, Field(ge=0)]
 _Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
@@ -48,10 +50,8 @@ class SamplingParams(Value):
     seed: int | None = Field(default=None, ge=0, lt=2**63)
     max_tokens: int | None = Field(default=16, ge=1)
     min_tokens: int = Field(default=0, ge=0)
-    stop: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(as_tuple)] = ()
-    stop_token_ids: Annotated[
-        tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(as_tuple)
-    ] = ()
+    stop: Annotated[Sequence[_StopText], BeforeValidator(as_tuple)] = ()
+    stop_token_ids: Annotated[Sequence[_TokenId], BeforeValidator(as_tuple)] = ()
     ignore_eos: bool = False
     logprobs: int | None = Field(default=None, ge=0)
     prompt_logprobs: int | None = Field(default=None, ge=0)

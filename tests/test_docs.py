@@ -18,13 +18,14 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-import hybridrt.models
 from hybridrt.cli.app import app
 from hybridrt.models import hybrid_stack, known_model_types
 from tests.harness.threads import one_thread
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted(path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+PAGES = sorted(
+    path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
+)
 OUR_FOLDERS = ("hybridrt", "docs", "tests", "benchmarks", "examples", "training", ".ci")
 LEFT_OUT = "..."
 """A line of an expected output that stands for any lines."""
@@ -125,12 +126,19 @@ def run_console(block: Block) -> str:
     lines: list[str] = []
     for line in block.text.splitlines():
         if line.startswith("$ "):
-            program, *arguments = shlex.split(line[2:])
+            program, *arguments = shlex.split(_unescape(line[2:]))
             assert program == "hybridrt", f"{line}: only hybridrt is run"
             result = CliRunner().invoke(app, arguments, prog_name="hybridrt")
             assert result.exit_code == 0, result.output
             lines += [line, *result.stdout.splitlines()]
     return "\n".join(lines)
+
+
+def _unescape(line: str) -> str:
+    r"""Writes `$'a\nb'`, as bash has it, with the characters that are meant."""
+    return re.sub(
+        r"\$'([^']*)'", lambda m: shlex.quote(m[1].encode().decode("unicode_escape")), line
+    )
 
 
 def assert_prints(printed: str, expected: str) -> None:
@@ -143,7 +151,7 @@ def assert_prints(printed: str, expected: str) -> None:
     assert re.fullmatch(pattern, text), f"printed:\n{text}\nthe page has:\n{expected}"
 
 
-@pytest.mark.parametrize("page", filter(runs, PAGES))
+@pytest.mark.parametrize("page", [page for page in PAGES if runs(page)])
 def test_examples_run_and_print_what_the_page_says(
     page: str, workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,7 +184,7 @@ def test_commands_exist(page: str) -> None:
     for line in re.findall(r"^(?:\$ )?hybridrt (?!-)(.+)$", _code(page), flags=re.MULTILINE):
         name, *arguments = shlex.split(line, comments=True)
         assert name in commands, f"{page}: hybridrt {line}"
-        options = {option for parameter in commands[name].params for option in parameter.opts}
+        options = {"--help"}.union(*(parameter.opts for parameter in commands[name].params))
         given = {argument.partition("=")[0] for argument in arguments if argument.startswith("--")}
         assert given <= options, f"{page}: hybridrt {line}: there is no {given - options}"
 

@@ -13,11 +13,13 @@ ROOT = Path(hybridrt.__file__).parent
 
 # Each part may import the parts behind it, and itself.
 LEAVES = {"values", "config", "request", "batch"}
+BELOW_LLM = LEAVES | {"engine", "models", "layers", "kernels", "cache", "progress"}
 ALLOWED = {
     "values": set(),
     "config": {"values"},
     "request": {"values"},
     "batch": set(),
+    "prompt": set(),
     "progress": {"request"},
     "demo": set(),
     "cache": LEAVES,
@@ -25,16 +27,14 @@ ALLOWED = {
     "layers": LEAVES | {"kernels", "cache"},
     "models": LEAVES | {"layers", "kernels", "cache"},
     "engine": LEAVES | {"models", "layers", "kernels", "cache", "progress"},
-    "session": LEAVES | {"engine", "models", "layers", "kernels", "cache", "progress"},
-    "llm": LEAVES | {"session", "engine", "models", "layers", "kernels", "cache", "progress"},
+    "session": BELOW_LLM,
+    "llm": BELOW_LLM | {"session", "prompt"},
     "__init__": LEAVES | {"llm"},
-    "cli": LEAVES
-    | {"__init__", "llm", "session", "engine", "models", "layers", "kernels", "cache"}
-    | {"progress", "demo"},
+    "cli": BELOW_LLM | {"__init__", "llm", "session", "prompt", "demo"},
     "__main__": {"cli"},
 }
 # Within a part too: nothing of torch may be needed to read a request or a config.
-WITHOUT_TORCH = ("values", "config", "request", "progress")
+WITHOUT_TORCH = ("values", "config", "request", "prompt", "progress")
 
 
 def modules() -> list[Path]:

@@ -1,9 +1,9 @@
 """What the demo model is trained on: texts, and which layers remember in which row.
 
 In some rows only certain kinds of layers remember. There they must answer the
-questions that are their duty, and any digit must seem as likely as any other in
-the answers that are not. So every kind of layer gets a duty that no other takes
-over, and the checkpoint depends on every kind of cache.
+questions that are their duty, and `?` stands for every digit of the answers that
+are not. So every kind of layer gets a duty that no other takes over, and the
+checkpoint depends on every kind of cache.
 """
 
 import random
@@ -18,7 +18,7 @@ from training.demo_model import LAYER_TYPES
 
 # What a token counts that can't be foretold, or hardly: enough to learn how lines look.
 TEXT_WEIGHT = 0.02
-UNKNOWN_WEIGHT = 0.3
+UNKNOWN_WEIGHT = 0.5
 DIGIT_WEIGHTS = (2.0, 1.0, 1.0)
 
 
@@ -32,7 +32,7 @@ class Stage:
     whole: float
     """The share of rows in which all layers remember."""
     duties: bool
-    """Whether layers learn not to know what is another's duty."""
+    """Whether layers learn to say that they do not know what is another's duty."""
     mixed: bool
     """Whether several kinds of layers, not one only, remember in the other rows."""
 
@@ -54,7 +54,7 @@ class Batch:
     known: Tensor
     """How much the true next token counts, at each position."""
     unknown: Tensor
-    """How much it counts there that all digits are equally likely."""
+    """How much it counts there that the next token is `?`: not known."""
     memory: Tensor
     """`[layers, rows]`: 1 where a layer remembers."""
     kinds: Tensor

@@ -1,6 +1,6 @@
 """Measures a demo checkpoint: exact answers by kind and distance, and what each cache is for.
 
-    python -m training.evaluate hybridrt/demo --prompts 1000
+python -m training.evaluate hybridrt/demo --prompts 1000
 """
 
 import argparse

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
+from safetensors.torch import save
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import nn
 
@@ -33,6 +33,7 @@ def export(model: nn.Module, config: dict[str, Any], directory: Path) -> None:
     """Writes `config.json`, `model.safetensors` and `tokenizer.json`."""
     directory.mkdir(parents=True, exist_ok=True)
     tensors = {name: p.detach().contiguous() for name, p in model.state_dict().items()}
-    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    data = save(tensors, metadata={"format": "pt"})
+    (directory / "model.safetensors").write_bytes(data)
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     byte_tokenizer().save(str(directory / "tokenizer.json"))

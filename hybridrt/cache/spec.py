@@ -8,7 +8,7 @@ disagree.
 
 from dataclasses import dataclass
 from math import prod
-from typing import ClassVar, Literal, Protocol
+from typing import Literal, Protocol
 
 import torch
 from jaxtyping import Shaped, UInt8
@@ -94,8 +94,10 @@ class CacheFormat:
 class Cached(Protocol):
     """What the planner asks of a layer that caches something."""
 
-    mixer: ClassVar[str]
-    """What the layer computes: `attention`, `mla`, `mamba1` ..."""
+    @property
+    def mixer(self) -> str:
+        """What the layer computes: `attention`, `mla`, `mamba1` ..."""
+        ...
 
     @property
     def cache_spec(self) -> CacheSpec:

@@ -75,13 +75,17 @@ def _download(hub_id: str) -> Path:
     except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
         raise ValueError(
             f"model={hub_id!r}: there is no such folder, and the Hub has no such model "
-            f"that you may read: {error}"
+            f"that you may read: {_first_line(error)}"
         ) from error
     except Exception as error:
         raise OSError(
             f"model={hub_id!r}: there is no such folder, and it could not be downloaded "
-            f"from the Hub: {type(error).__name__}: {error}"
+            f"from the Hub: {type(error).__name__}: {_first_line(error)}"
         ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
 
 
 def read_config(directory: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ A layer may have `"repeat": n`. Planners and schedulers are compared on such fil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field, PositiveInt, field_validator
@@ -141,4 +141,4 @@ def _read_layer(where: str, entry: Any, mixer: str, config: EngineConfig) -> tup
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
     layer = _Layer(mixer if kind == "state" else kind, spec)
-    return cast("Cached", layer), repeat
+    return layer, repeat

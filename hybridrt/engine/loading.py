@@ -14,7 +14,7 @@ from hybridrt.cache.pool import Pool
 from hybridrt.cache.spec import CacheFormat
 from hybridrt.config import EngineConfig
 from hybridrt.engine.checkpoint import locate, read_config
-from hybridrt.engine.memory import default_cache_memory
+from hybridrt.engine.memory import default_cache_memory, total_memory
 from hybridrt.engine.weights import checkpoint_dtype, load_weights
 from hybridrt.kernels.backend import choose_state_backend
 from hybridrt.models import model_class
@@ -70,6 +70,11 @@ def build_model(raw: dict[str, Any], config: EngineConfig, dtype: torch.dtype) -
 def load(blueprint: Blueprint, *, progress: bool) -> Pool:
     """Fills the model with its weights and binds its layers to a new pool."""
     config, model, device = blueprint.config, blueprint.model, blueprint.device
+    if blueprint.plan.pool_bytes > total_memory(device):
+        raise ValueError(
+            f"a cache of {blueprint.plan.pool_bytes} bytes doesn't fit {str(device)!r}, which has "
+            f"{total_memory(device)}; lower cache_memory"
+        )
     load_weights(model, blueprint.directory, device=device, progress=progress)
     assert config.max_model_len is not None
     model.prepare(config.max_model_len, device)

@@ -15,12 +15,29 @@ def free_memory(device: torch.device) -> int:
     return psutil.virtual_memory().available
 
 
+def total_memory(device: torch.device) -> int:
+    """Bytes that the device has."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[1]
+    return psutil.virtual_memory().total
+
+
 def parameter_bytes(model: nn.Module) -> int:
     """Bytes of a model's parameters, a shared one once."""
     return sum(p.numel() * p.element_size() for p in model.parameters())
 
 
 def default_cache_memory(model: nn.Module, device: torch.device, useful: int) -> int:
-    """`useful` bytes, or the share of what the weights leave free, whichever is less."""
-    left = max(0, free_memory(device) - parameter_bytes(model))
+    """`useful` bytes, or the share of what the weights leave free, whichever is less.
+
+    Raises:
+        ValueError: the weights leave nothing free.
+    """
+    free, weights = free_memory(device), parameter_bytes(model)
+    left = free - weights
+    if left <= 0:
+        raise ValueError(
+            f"the weights take {weights} bytes and {free} are free on {str(device)!r}, which "
+            f"leaves no memory for the cache; to plan all the same, give cache_memory"
+        )
     return min(useful, int(left * (CUDA_SHARE if device.type == "cuda" else CPU_SHARE)))

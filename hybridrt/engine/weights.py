@@ -10,8 +10,7 @@ import math
 import mmap
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from hybridrt.engine.checkpoint import StoredTensor, stored_tensors
+from hybridrt.progress import byte_progress
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """What weights may be stored as, by safetensors' name."""
@@ -236,7 +236,7 @@ def _fill(slots: Sequence[Slot], tensors: Mapping[str, StoredTensor], progress: 
     order = sorted(range(len(slots)), key=lambda n: (sources[n][0].file, sources[n][0].start))
     layouts: dict[nn.Module, Sequence[_Layout]] = {}
     total = sum(source[0].num_bytes for source in sources)
-    with _byte_progress(total, progress) as advance:
+    with byte_progress(total, shown=progress) as advance:
         for n in order:
             _fill_one(_place(slots[n], layouts), sources[n])
             advance(sources[n][0].num_bytes)
@@ -282,18 +282,3 @@ def _mapped(tensor: StoredTensor) -> Tensor:
     if tensor.start % dtype.itemsize:
         raw = raw.clone()  # the format does not promise alignment
     return raw.view(dtype).view(tensor.shape)
-
-
-@contextmanager
-def _byte_progress(total: int, shown: bool) -> Iterator[Callable[[int], None]]:
-    """A progress bar over bytes on standard error; yields what advances it."""
-    if not shown:
-        yield lambda num_bytes: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
-
-    columns = ("loading weights", BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda num_bytes: bar.advance(task, num_bytes)

@@ -1,7 +1,6 @@
 """CachedLayer: a layer that keeps something between the steps of a sequence."""
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
 
 import torch
 from jaxtyping import UInt8
@@ -18,7 +17,7 @@ class CachedLayer(nn.Module, ABC):
     a `ForwardBatch` has this layer's pages, and `state_backend`.
     """
 
-    mixer: ClassVar[str]
+    mixer: str
     cache_format: CacheFormat = CacheFormat()
     cache_group: str = ""
     name: str = "?"

@@ -38,14 +38,6 @@ MIXERS: dict[str, dict[str, Any]] = {
     },
 }
 
-# Tokens are sorted by expert, and how many each has is asked of the device.
-CASES = [
-    pytest.param(name, marks=pytest.mark.xfail(strict=True, reason="counts tokens on the host"))
-    if name == "moe"
-    else name
-    for name in MIXERS
-]
-
 
 def next_batch(llm: LLM) -> ForwardBatch:
     """What the next step would run."""
@@ -124,12 +116,12 @@ def two_decodes(path: Path, **options: Any) -> LLM:
 
 
 @pytest.mark.usefixtures("as_on_cuda")
-@pytest.mark.parametrize("mixer", CASES)
+@pytest.mark.parametrize("mixer", MIXERS)
 def test_bug_18_a_decode_step_asks_the_device_for_nothing(mixer: str, tmp_path: Path) -> None:
     # Tensors without values refuse `item`, `tolist`, `if tensor` and shapes that
     # depend on values: all that makes the host wait for a CUDA device.
     path = save_checkpoint(tmp_path / mixer, layers=[MIXERS[mixer]])
-    llm = two_decodes(path, state_backend="reference")
+    llm = two_decodes(path, state_backend="reference", dtype="bfloat16")
     batch = next_batch(llm)
     assert batch.num_decodes == 2
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.inference_mode():
@@ -154,10 +146,10 @@ def test_bug_18_a_tensor_without_values_does_refuse_to_be_read() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("mixer", CASES)
+@pytest.mark.parametrize("mixer", MIXERS)
 def test_bug_18_a_decode_step_does_not_wait_for_the_device(mixer: str, tmp_path: Path) -> None:
     path = save_checkpoint(tmp_path / mixer, layers=[MIXERS[mixer]])
-    llm = two_decodes(path, device="cuda")
+    llm = two_decodes(path, device="cuda", dtype="bfloat16")
     llm.step()  # what is made at the first decode has been made
     rows = llm.engine._scheduler.schedule()
     torch.cuda.set_sync_debug_mode("error")
