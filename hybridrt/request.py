@@ -26,7 +26,7 @@ class SamplingParams(Value):
         presence_penalty: subtracted once from the logit of a token that was generated.
         frequency_penalty: subtracted as often as the token was generated.
         repetition_penalty: divides positive and multiplies negative logits of tokens
-            in the prompt or the output (CTRL, arXiv 1909.05858).
+            in the prompt or the output (CTRL, arXiv 1909.05858), from 0.01 to 100.
         seed: makes the draw repeatable, whatever else is in the batch.
         max_tokens: most tokens to generate; `None` goes on to `max_model_len`.
         min_tokens: stop conditions and the end-of-sequence token wait for this many.
@@ -46,7 +46,7 @@ class SamplingParams(Value):
     min_p: float = Field(default=0.0, ge=0, le=1)
     presence_penalty: _Penalty = 0.0
     frequency_penalty: _Penalty = 0.0
-    repetition_penalty: _FiniteFloat = Field(default=1.0, gt=0)
+    repetition_penalty: float = Field(default=1.0, ge=0.01, le=100)
     seed: int | None = Field(default=None, ge=0, lt=2**63)
     max_tokens: int | None = Field(default=16, ge=1)
     min_tokens: int = Field(default=0, ge=0)

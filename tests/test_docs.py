@@ -181,7 +181,7 @@ def _code(page: str) -> str:
 def test_commands_exist(page: str) -> None:
     group = typer.main.get_command(app)
     commands: dict[str, Any] = getattr(group, "commands")  # noqa: B009
-    for line in re.findall(r"^(?:\$ )?hybridrt (?!-)(.+)$", _code(page), flags=re.MULTILINE):
+    for line in re.findall(r"^(?:\$ )?hybridrt (?![-.])(.+)$", _code(page), flags=re.MULTILINE):
         name, *arguments = shlex.split(line, comments=True)
         assert name in commands, f"{page}: hybridrt {line}"
         options = {"--help"}.union(*(parameter.opts for parameter in commands[name].params))

@@ -19,6 +19,7 @@ from training.demo_model import LAYER_TYPES
 # What a token counts that can't be foretold, or hardly: enough to learn how lines look.
 TEXT_WEIGHT = 0.02
 UNKNOWN_WEIGHT = 0.5
+CLOCK_WEIGHT = 4.0
 DIGIT_WEIGHTS = (2.0, 1.0, 1.0)
 
 
@@ -41,7 +42,7 @@ STAGES = (
     Stage(650, 96, 48, 0.0, False, False),
     Stage(600, 256, 20, 0.1, True, False),
     Stage(550, 576, 10, 0.4, True, False),
-    Stage(900, 576, 10, 0.4, True, True),
+    Stage(1300, 576, 10, 0.4, True, True),
 )
 TOTAL_STEPS = sum(stage.steps for stage in STAGES)
 
@@ -85,8 +86,8 @@ def make_batch(rng: random.Random, stage: Stage) -> Batch:
     duty = np.array([[kind in duties_of(row, stage) for kind in (*KINDS, "")] for row in rows])
     mine = (kinds >= 0) & np.take_along_axis(duty, kinds, axis=1)
     others = (kinds >= 0) & ~mine
-    # The last two kinds are asked about less often.
-    share = np.where(kinds >= KINDS.index("mamba1"), 2.0, 1.0)
+    # Clocks are asked for less often than names, and are learned last.
+    share = np.where(kinds >= KINDS.index("mamba1"), CLOCK_WEIGHT, 1.0)
     known = np.full(ids.shape, TEXT_WEIGHT)
     unknown = np.zeros(ids.shape)
     for digit, weight in enumerate(DIGIT_WEIGHTS):

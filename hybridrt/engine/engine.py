@@ -121,11 +121,10 @@ class Engine:
             return []
         self._note_scheduled(rows)
         try:
-            results = self._runner.run(rows)
+            return self._commit(rows, self._runner.run(rows))
         except BaseException:
             self._scheduler.preempt_all(rows)
             raise
-        return self._commit(rows, results)
 
     def abort(self, request_id: str) -> None:
         """Drops a request and frees its pages. One that is not there is left alone."""
@@ -214,9 +213,12 @@ class Engine:
             count = getattr(params, field_name)
             if count is not None and count > vocab:
                 raise ValueError(f"{name}: {field_name}={count} should be at most {vocab}")
-        wrong = next((t for t in params.logit_bias or {} if t >= vocab), None)
-        if wrong is not None:
-            raise ValueError(f"{name}: logit_bias has token id {wrong}; it should be below {vocab}")
+        for field_name in ("logit_bias", "stop_token_ids"):
+            wrong = next((t for t in getattr(params, field_name) or () if t >= vocab), None)
+            if wrong is not None:
+                raise ValueError(
+                    f"{name}: {field_name} has token id {wrong}; it should be below {vocab}"
+                )
 
     def _token_text(self, token: int) -> str | None:
         return None if self.tokenizer is None else self.tokenizer.token_text(token)

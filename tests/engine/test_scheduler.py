@@ -198,7 +198,7 @@ def test_the_last_admitted_gives_way_and_goes_on_when_there_is_room() -> None:
     assert a.num_preemptions == 0
 
 
-def test_nobody_is_admitted_in_a_step_in_which_someone_gave_way() -> None:
+def test_who_comes_later_waits_behind_the_one_that_gave_way() -> None:
     reader = tight(12)
     reader.add("a", range(4), 6)
     reader.add("b", range(4), 6)

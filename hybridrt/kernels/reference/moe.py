@@ -20,11 +20,18 @@ def moe_experts(
     tokens = order // top_k
     counts = torch.zeros(gate_up.shape[0], dtype=torch.int64, device=x.device)
     counts.index_add_(0, flat_ids, torch.ones_like(flat_ids))
-    products = _on_device if x.is_cuda and hasattr(F, "grouped_mm") else _one_by_one
+    products = _on_device if _has_grouped_product(x, gate_up, down) else _one_by_one
     outputs = products(x[tokens], gate_up, down, counts)
     weighted = outputs.float() * weights.flatten()[order, None]
     total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     return total.index_add_(0, tokens, weighted).to(x.dtype)
+
+
+def _has_grouped_product(*tensors: Tensor) -> bool:
+    """Whether torch can multiply groups on the device: bfloat16, rows of whole 16 bytes."""
+    x = tensors[0]
+    fitting = x.dtype == torch.bfloat16 and all(t.shape[-1] % 8 == 0 for t in tensors)
+    return x.is_cuda and fitting and hasattr(F, "grouped_mm")
 
 
 def _one_by_one(
