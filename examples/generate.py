@@ -2,12 +2,11 @@
 
 import random
 import sys
-from pathlib import Path
 
-from hybridrt import LLM, SamplingParams, demo
+from hybridrt import LLM, SamplingParams
 from hybridrt.demo.facts import recall_prompt
 
-model, *prompts = sys.argv[1:] or [str(Path(demo.__file__).parent)]
+model, *prompts = sys.argv[1:] or ["demo"]
 if not prompts:
     rng = random.Random(1)
     prompts = [recall_prompt(rng, distance=100).prompt for _ in range(4)]

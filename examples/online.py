@@ -5,12 +5,11 @@ Usage: python examples/online.py [MODEL]
 
 import random
 import sys
-from pathlib import Path
 
-from hybridrt import LLM, SamplingParams, demo
+from hybridrt import LLM, SamplingParams
 from hybridrt.demo.facts import recall_prompt
 
-model = sys.argv[1] if len(sys.argv) > 1 else str(Path(demo.__file__).parent)
+model = sys.argv[1] if len(sys.argv) > 1 else "demo"
 rng = random.Random(2)
 prompts = [recall_prompt(rng, distance=60).prompt for _ in range(6)]
 

@@ -59,7 +59,10 @@ class EngineConfig(Value):
         kv_layout: `"HND"` (heads before tokens) or `"NHD"` inside a kernel block.
         kv_cache_dtype: of cached keys and values; `"auto"` is the model's.
         state_dtype: of SSM states.
-        attention_backend, state_backend: see `hybridrt.kernels.backend`.
+        enable_prefix_caching: reuse of prefixes, which is not there yet: either value
+            computes every prompt, and outputs say so in their `cache_note`.
+        attention_backend: `"reference"` is the one there is.
+        state_backend: of convolutions and scans; see `hybridrt.kernels.backend`.
         seed: from which requests without a seed of their own draw theirs.
         poison_freed_pages: fill freed pages with NaN, to find stale reads.
         ignore_config_keys: keys of `config.json` that the model file does not know

@@ -84,6 +84,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     (tmp_path / "hybridrt" / "demo").symlink_to(ROOT / "hybridrt" / "demo")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("HYBRIDRT_KERNEL_BLOCK_SIZE", raising=False)
     monkeypatch.setattr(hybrid_stack, "LAYER_TYPES", dict(hybrid_stack.LAYER_TYPES))
     modules = set(sys.modules)
     known_model_types.cache_clear()

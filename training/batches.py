@@ -36,6 +36,8 @@ class Stage:
     """Whether layers learn to say that they do not know what is another's duty."""
     mixed: bool
     """Whether several kinds of layers, not one only, remember in the other rows."""
+    late: float = 0.0
+    """The share of rows in which clocks are asked for long after they were stated."""
 
 
 STAGES = (
@@ -43,6 +45,7 @@ STAGES = (
     Stage(600, 256, 20, 0.1, True, False),
     Stage(550, 576, 10, 0.4, True, False),
     Stage(1300, 576, 10, 0.4, True, True),
+    Stage(700, 576, 10, 0.4, True, True, 0.7),
 )
 TOTAL_STEPS = sum(stage.steps for stage in STAGES)
 
@@ -81,7 +84,7 @@ def encode(text: str) -> np.ndarray:
 def make_batch(rng: random.Random, stage: Stage) -> Batch:
     """Random texts of one stage."""
     rows = remembering(rng, stage)
-    ids = np.stack([encode(training_text(rng, stage.tokens, clock_of(row, rng))) for row in rows])
+    ids = np.stack([encode(text_for(row, rng, stage)) for row in rows])
     kinds = asked_kinds(ids)
     duty = np.array([[kind in duties_of(row, stage) for kind in (*KINDS, "")] for row in rows])
     mine = (kinds >= 0) & np.take_along_axis(duty, kinds, axis=1)
@@ -116,6 +119,12 @@ def remembering(rng: random.Random, stage: Stage) -> list[tuple[str, ...]]:
         whole = rng.random() < stage.whole
         rows.append(tuple(kind for kind, on in zip(KINDS, also, strict=True) if on or whole))
     return rows
+
+
+def text_for(row: tuple[str, ...], rng: random.Random, stage: Stage) -> str:
+    """A random text for a row."""
+    clock = clock_of(row, rng)
+    return training_text(rng, stage.tokens, clock, late=rng.random() < stage.late)
 
 
 def clock_of(row: tuple[str, ...], rng: random.Random) -> str:

@@ -139,8 +139,10 @@ def summary(step: int, losses: list[float], rights: list[list[float]]) -> str:
     """One line of the log."""
     names = ("all remember", *KINDS)
     # A kind may not have been asked about at all.
-    means = [np.nanmean([0.0, *column]) if np.isnan(column).all() else np.nanmean(column)
-             for column in np.array(rights).T]
+    means = [
+        np.nanmean([0.0, *column]) if np.isnan(column).all() else np.nanmean(column)
+        for column in np.array(rights).T
+    ]
     shares = "  ".join(f"{name} {mean:.3f}" for name, mean in zip(names, means, strict=True))
     return f"step {step}  loss {np.mean(losses):.4f}  first digits right: {shares}"
 

@@ -3,7 +3,7 @@
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from hybridrt.cli.options import EngineOptions, model_folder
+from hybridrt.cli.options import EngineOptions
 from hybridrt.cli.output import shows_progress, status_console
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def engine_config(model: str, engine: EngineOptions, **more: Any) -> "EngineConf
     """The options as an `EngineConfig`."""
     from hybridrt.config import EngineConfig
 
-    return EngineConfig(model=model_folder(model), **(engine.fields() | more))
+    return EngineConfig(model=model, **(engine.fields() | more))
 
 
 def busy(doing: str) -> AbstractContextManager[Any]:

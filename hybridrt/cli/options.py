@@ -8,7 +8,6 @@ import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from functools import wraps
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -141,16 +140,3 @@ def _expand(signature: inspect.Signature) -> Iterator[inspect.Parameter]:
             yield inspect.Parameter(
                 field.name, keyword, default=field.default, annotation=field.type
             )
-
-
-def model_folder(model: str) -> str:
-    """The model as `LLM` takes it: `demo` is the shipped checkpoint, unless it is a folder."""
-    if model != DEMO or Path(model).is_dir():
-        return model
-    return str(Path(__file__).parents[1] / "demo")
-
-
-def _unescape(text: str) -> str:
-    r"""A stop text as meant: a shell has no easy way to write a line's end, so `\n` is one."""
-    parts = text.split(r"\\")
-    return "\\".join(part.replace(r"\n", "\n").replace(r"\t", "\t") for part in parts)

@@ -48,7 +48,7 @@ def _of_model(model: str, engine: EngineOptions) -> "tuple[str, CachePlan, int |
     config = engine_config(model, engine)
     from hybridrt.engine.loading import draw_up
 
-    blueprint = draw_up(config)
+    blueprint = draw_up(config, config_only=True)
     return model, blueprint.plan, blueprint.config.max_model_len
 
 

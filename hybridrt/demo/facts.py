@@ -88,6 +88,8 @@ class FactText:
         ]
         self.clock_share = 0.6 ** rng.uniform(1, 5)
         self.ask_rate = rng.uniform(0.25, 0.75)
+        # Which clock has its next line when, in lines; only for a text that asks late.
+        self.due: dict[str, int] = {}
 
     @property
     def text(self) -> str:
@@ -109,13 +111,33 @@ class FactText:
         for _ in range(count):
             self._add_line()
 
+    def ask_late(self) -> None:
+        """From now on, asks for a clock up to `MAX_DISTANCE` tokens after it was stated."""
+        self.clock_rates = [0.0 for _ in self.clocks]
+        self.due = {clock: self.rng.randint(0, 8) for clock in self.clocks}
+
+    def _add_due_line(self, clock: str) -> None:
+        if clock in self.unasked_clocks and self.rng.random() < 0.75:
+            self.unasked_clocks.remove(clock)
+            self.ask(clock)
+            wait = 8
+        else:
+            self._state_clock(clock)
+            wait = MAX_DISTANCE // LINE_TOKENS + 2
+        self.due[clock] = len(self.lines) + self.rng.randint(0, wait)
+
+    def _state_clock(self, clock: str) -> None:
+        self.state(clock)
+        if clock not in self.unasked_clocks:
+            self.unasked_clocks.append(clock)
+
     def _add_line(self) -> None:
+        for clock, line in self.due.items():
+            if len(self.lines) >= line:
+                return self._add_due_line(clock)
         for clock, rate in zip(self.clocks, self.clock_rates, strict=True):
             if self.rng.random() < rate:
-                self.state(clock)
-                if clock not in self.unasked_clocks:
-                    self.unasked_clocks.append(clock)
-                return
+                return self._state_clock(clock)
         if self._askable() and (self.rng.random() < self.ask_rate or not self.unstated):
             self._ask_any()
         else:
@@ -123,11 +145,12 @@ class FactText:
             self.state(self.unasked[-1])
 
     def _askable(self) -> list[str]:
-        return [name for name in self.values if name not in self.avoid]
+        late = self.due.keys()
+        return [name for name in self.values if name not in self.avoid and name not in late]
 
     def _ask_any(self) -> None:
         again = self.rng.random() < 0.1
-        if self.unasked_clocks and not again and self.rng.random() < self.clock_share:
+        if self.unasked_clocks and not (again or self.due) and self.rng.random() < self.clock_share:
             self.ask(self.unasked_clocks.pop(self.rng.randrange(len(self.unasked_clocks))))
         elif self.unasked and not again:
             self.ask(self.unasked.pop(self.rng.randrange(len(self.unasked))))
@@ -135,9 +158,11 @@ class FactText:
             self.ask(self.rng.choice(self._askable()))
 
 
-def training_text(rng: Random, tokens: int, clock: str = "") -> str:
-    """A random text of exactly `tokens` tokens, about `clock` if given."""
+def training_text(rng: Random, tokens: int, clock: str = "", late: bool = False) -> str:
+    """A random text of exactly `tokens` tokens, about `clock` if given, asking `late` if so."""
     writer = FactText(rng, clock=clock)
+    if late:
+        writer.ask_late()
     writer.add_lines(-(-tokens // LINE_TOKENS))
     return writer.text[:tokens]
 

@@ -20,6 +20,7 @@ _NOT_DOWNLOADED = ["*/*", "consolidated*", "adapter*"]  # other formats of the s
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
+_DEMO = Path(__file__).parents[1] / "demo"
 _LONGEST_HEADER = 100_000_000  # bytes; safetensors' own limit
 
 _ITEM_BYTES = {
@@ -45,8 +46,11 @@ class StoredTensor:
     num_bytes: int
 
 
-def locate(model: str) -> Path:
+def locate(model: str, *, config_only: bool = False) -> Path:
     """The folder of a model: itself if it is one, else what the Hub has under that id.
+
+    `demo` is the shipped model, unless there is a folder of that name. With `config_only`
+    no more than `config.json` is downloaded.
 
     Raises:
         ValueError: it is neither a folder nor a Hub id, or the Hub has no such model.
@@ -55,22 +59,24 @@ def locate(model: str) -> Path:
     folder = Path(os.path.expanduser(model))
     if model and folder.is_dir():
         return folder
+    if model == "demo":
+        return _DEMO
     if folder.is_file():
         raise ValueError(f"model={model!r} is a file; should be the folder that holds config.json")
     if not _HUB_ID.fullmatch(model) or ".." in model or "--" in model:
         raise ValueError(
             f"model={model!r}: there is no such folder, and a Hub id looks like 'owner/name'"
         )
-    return _download(model)
+    return _download(model, ["config.json"] if config_only else _DOWNLOADED)
 
 
-def _download(hub_id: str) -> Path:
+def _download(hub_id: str, patterns: list[str]) -> Path:
     # Imported here: a local folder never touches the network.
     from huggingface_hub import errors, snapshot_download
 
     try:
         return Path(
-            snapshot_download(hub_id, allow_patterns=_DOWNLOADED, ignore_patterns=_NOT_DOWNLOADED)
+            snapshot_download(hub_id, allow_patterns=patterns, ignore_patterns=_NOT_DOWNLOADED)
         )
     except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
         raise ValueError(

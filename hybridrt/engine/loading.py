@@ -41,13 +41,13 @@ class Blueprint:
     plan: CachePlan
 
 
-def draw_up(config: EngineConfig) -> Blueprint:
-    """Reads `config.json` alone: no weight is touched.
+def draw_up(config: EngineConfig, *, config_only: bool = False) -> Blueprint:
+    """Reads `config.json` alone: no weight is touched, nor, with `config_only`, downloaded.
 
     Raises:
         ValueError: the checkpoint can't be served, or not in this way; the message says why.
     """
-    directory = locate(config.model)
+    directory = locate(config.model, config_only=config_only)
     raw = read_config(directory)
     device = _device(config.device)
     model = build_model(raw, config, _dtype(config, raw, directory))

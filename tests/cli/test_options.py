@@ -1,11 +1,10 @@
 """The options that commands share."""
 
 from dataclasses import fields
-from pathlib import Path
 
 import pytest
 
-from hybridrt.cli.options import EngineOptions, SamplingOptions, model_folder
+from hybridrt.cli.options import EngineOptions, SamplingOptions
 from hybridrt.cli.output import plain, shortened
 from hybridrt.config import EngineConfig
 from hybridrt.request import SamplingParams
@@ -33,14 +32,6 @@ def test_cache_memory_is_a_size_or_bytes(given, memory):
 )
 def test_stop_texts_may_be_escaped(given, meant):
     assert SamplingOptions(stop=[given]).params().stop == (meant,)
-
-
-def test_demo_is_the_shipped_checkpoint_unless_there_is_a_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert (Path(model_folder("demo")) / "config.json").is_file()
-    assert model_folder("owner/name") == "owner/name"
-    (tmp_path / "demo").mkdir()
-    assert model_folder("demo") == "demo"
 
 
 def test_json_has_no_infinity_and_only_text_keys():

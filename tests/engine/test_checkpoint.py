@@ -328,3 +328,25 @@ def test_importing_this_module_imports_neither_torch_nor_the_hub() -> None:
         "assert not {'torch', 'huggingface_hub'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_demo_is_the_shipped_model_unless_there_is_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert (checkpoint.locate("demo") / "config.json").is_file()
+    (tmp_path / "demo").mkdir()
+    assert checkpoint.locate("demo") == Path("demo")
+
+
+def test_a_plan_downloads_no_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[list[str]] = []
+
+    def download(hub_id: str, *, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
+        asked.append(allow_patterns)
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    checkpoint.locate("owner/name", config_only=True)
+    checkpoint.locate("owner/name")
+    assert asked[0] == ["config.json"] and "*.safetensors" in asked[1]

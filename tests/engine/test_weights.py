@@ -318,7 +318,9 @@ def test_most_elements_decide_the_checkpoints_dtype(tmp_path: Path) -> None:
 def test_progress_goes_to_standard_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TTY_COMPATIBLE", "1")  # the bar is gone afterwards, so only a terminal has it
+    monkeypatch.setenv(
+        "TTY_COMPATIBLE", "1"
+    )  # the bar is gone afterwards, so only a terminal has it
     save_file(weights(), tmp_path / "model.safetensors")
     load_weights(on_meta(), tmp_path, device=CPU, progress=True)
     captured = capsys.readouterr()

@@ -17,6 +17,7 @@ GREEDY = SamplingParams(
     temperature=0.0, max_tokens=11, ignore_eos=True, logprobs=2, prompt_logprobs=0
 )
 DRAWN = SamplingParams(temperature=0.8, seed=3, max_tokens=11, ignore_eos=True, logprobs=0)
+MOST_STEPS = 20_000
 LARGEST_ERROR = 1e-4
 """Of a log-probability, in nats, between two ways of running the same request."""
 
@@ -44,21 +45,21 @@ def open_llm(name: str, **options: Any) -> LLM:
 
 
 @cache
-def jobs(name: str) -> Mapping[str, Job]:
+def jobs(name: str, device: str = "cpu") -> Mapping[str, Job]:
     """Requests of unlike lengths, each run in one piece and alone."""
     found: dict[str, Job] = {}
     for length, params in ((1, GREEDY), (9, GREEDY), (12, DRAWN), (17, GREEDY), (41, GREEDY)):
-        found[f"job-{length}"] = _job(name, length, params)
+        found[f"job-{length}"] = _job(name, length, params, device)
     return found
 
 
-def _job(name: str, length: int, params: SamplingParams) -> Job:
+def _job(name: str, length: int, params: SamplingParams, device: str) -> Job:
     """With a prompt after which no token is nearly tied with another."""
     draw = torch.Generator().manual_seed(zlib.crc32(name.encode()) + length)
     vocab_size = BY_NAME[name].config["vocab_size"]
     while True:
         prompt = tuple(torch.randint(vocab_size, (length,), generator=draw).tolist())
-        (output,) = open_llm(name).generate([list(prompt)], params)
+        (output,) = open_llm(name, device=device).generate([list(prompt)], params)
         if not params.greedy or _smallest_gap(output) > 20 * LARGEST_ERROR:
             return Job(prompt, params, output)
 
@@ -84,6 +85,7 @@ def run(
     finished: dict[str, RequestOutput] = {}
     step, last = 0, max([0, *(at for at, _ in requests.values()), *aborts.values()])
     while step <= last or llm.has_unfinished:
+        assert step < MOST_STEPS, "the engine goes round without finishing anything"
         for request_id, (at, job) in requests.items():
             if at == step:
                 llm.add_request(list(job.prompt), job.params, request_id)
@@ -115,9 +117,9 @@ def assert_same(given: RequestOutput, job: Job) -> None:
                 assert abs(our[token].logprob - lone[token].logprob) <= LARGEST_ERROR
 
 
-def assert_all_same(outputs: Mapping[str, RequestOutput], name: str) -> None:
+def assert_all_same(outputs: Mapping[str, RequestOutput], name: str, device: str = "cpu") -> None:
     """Every job of the row has finished, as it does alone."""
-    for request_id, job in jobs(name).items():
+    for request_id, job in jobs(name, device).items():
         assert_same(outputs[request_id], job)
 
 

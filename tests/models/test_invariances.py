@@ -109,8 +109,8 @@ def test_alone_is_batched_is_chunked_is_beside_aborted_ones(
     assert free_slabs(llm) == room
 
 
-def _all_at_once(name: str) -> dict[str, tuple[int, Job]]:
-    return {request_id: (0, job) for request_id, job in jobs(name).items()}
+def _all_at_once(name: str, device: str = "cpu") -> dict[str, tuple[int, Job]]:
+    return {request_id: (0, job) for request_id, job in jobs(name, device).items()}
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16, 64])
@@ -180,6 +180,16 @@ def test_one_request_in_every_place_of_a_full_batch(name: str) -> None:
     assert len(outputs) == 9
     for output in outputs.values():
         assert_same(output, job)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ROWS)
+def test_on_a_gpu(name: str) -> None:
+    """Batched, chunked and preempted, in both layouts."""
+    for spare, layout in ((0, "HND"), (3, "NHD")):
+        options = {"page_size": 4, "kv_layout": layout, "max_num_batched_tokens": 13}
+        llm = _open(name, Setting({**options, "device": "cuda"}, spare))
+        assert_all_same(run(llm, _all_at_once(name, "cuda")), name, "cuda")
 
 
 def test_every_model_type_has_a_row() -> None:

@@ -1,4 +1,8 @@
-"""numba kernels for the CPU, compiled once and kept on disk."""
+"""numba kernels for the CPU, compiled once and kept on disk.
+
+What numba compiles is marked `no_type_check`, so that the checks of signatures that tests
+put around every function leave it alone.
+"""
 
 import numba
 import torch

@@ -1,5 +1,7 @@
 """exp for float32 that LLVM turns into vector code, which its call of the C library is not."""
 
+from typing import no_type_check
+
 import numba
 import numpy as np
 from llvmlite import ir
@@ -25,6 +27,7 @@ POWERS = tuple(
 
 
 @intrinsic
+@no_type_check
 def _float32_of_bits(typing_context, bits):
     """The float32 with these bits."""
 
@@ -35,6 +38,7 @@ def _float32_of_bits(typing_context, bits):
 
 
 @numba.njit(inline="always", fastmath=True)
+@no_type_check
 def fast_exp(x):  # pragma: no cover  (compiled)
     """`exp(x)` for a float32 `x <= 88`, with a relative error of at most 2e-7 + 8e-8 * |x|.
 

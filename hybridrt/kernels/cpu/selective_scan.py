@@ -1,5 +1,7 @@
 """selective_scan in numba: each thread runs its channels through time, the state in cache."""
 
+from typing import no_type_check
+
 import numba
 import numpy as np
 import torch
@@ -39,6 +41,7 @@ def _array(part: Tensor) -> np.ndarray:
 
 
 @numba.njit(parallel=True, fastmath={"contract", "reassoc", "nsz", "arcp"}, cache=True)
+@no_type_check
 def _scan(x, dt, A, B, C, D, cu_seqlens, state, y):  # pragma: no cover  (compiled)
     channels, state_size = A.shape
     for block in numba.prange((channels + CHANNELS - 1) // CHANNELS):

@@ -1,5 +1,7 @@
 """ssd with its decode step in numba: a state is read once and written once, in its page."""
 
+from typing import no_type_check
+
 import numba
 import numpy as np
 import torch
@@ -54,6 +56,7 @@ def _decode(
 
 
 @numba.njit(parallel=True, fastmath={"contract", "reassoc", "nsz", "arcp"}, cache=True)
+@no_type_check
 def _step(x, dt, decay, B, C, D, state, offsets, y):  # pragma: no cover  (compiled)
     rows, heads, head_dim = x.shape
     groups, state_size = B.shape[1:]

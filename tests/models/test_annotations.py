@@ -1,0 +1,67 @@
+"""Shapes, dtypes and types in signatures are true: jaxtyping and beartype check them all."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.models.checked_forwards import CHECKED
+from tests.oracle import TINY
+
+ROOT = Path(__file__).parents[2]
+_MODELS = dict.fromkeys(row.model_type for row in TINY)
+ROWS = [
+    *(next(row.name for row in TINY if row.model_type == model) for model in _MODELS),
+    *(row.name for row in TINY if "unlike-geometries" in row.name or "odd-sizes" in row.name),
+    *(row.name for row in TINY if row.model_type == "llama" and "rope" in row.name),
+]
+
+
+def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_forwards_of_every_model_keep_their_signatures() -> None:
+    result = _run("-m", "tests.models.checked_forwards", *ROWS)
+    assert result.returncode == 0, result.stderr[-4000:]
+    assert result.stdout.split() == ROWS
+
+
+_WRONG = """
+from jaxtyping import install_import_hook
+from tests.models.checked_forwards import CHECKED, CHECKER
+install_import_hook(CHECKED, CHECKER)
+import torch
+from hybridrt.layers.rope import Rope
+from hybridrt.kernels.write_pages import write_pages
+{call}
+"""
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "write_pages(torch.ones(3, 2), torch.ones(2, 4, 2), torch.zeros(2, dtype=torch.int64))",
+        "Rope('default', 4)",
+    ],
+)
+def test_a_wrong_shape_or_type_is_seen(call: str) -> None:
+    result = _run("-c", _WRONG.format(call=call))
+    assert result.returncode != 0
+    assert "TypeCheckError" in result.stderr
+
+
+def test_every_module_that_is_checked_is_there() -> None:
+    for module in CHECKED:
+        path = ROOT / Path(*module.split("."))
+        assert path.is_dir() or path.with_suffix(".py").is_file()
