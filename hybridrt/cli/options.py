@@ -140,3 +140,9 @@ def _expand(signature: inspect.Signature) -> Iterator[inspect.Parameter]:
             yield inspect.Parameter(
                 field.name, keyword, default=field.default, annotation=field.type
             )
+
+
+def _unescape(text: str) -> str:
+    r"""A stop text as meant: a shell has no easy way to write a line's end, so `\n` is one."""
+    parts = text.split(r"\\")
+    return "\\".join(part.replace(r"\n", "\n").replace(r"\t", "\t") for part in parts)
