@@ -4,8 +4,9 @@
     python -m training.evaluate hybridrt/demo
 
 An interrupted run resumes from the last checkpoint in `--run`; a finished one is
-only exported. The 2,700 steps take about 40 minutes on one core of an AMD EPYC
-(Zen 5), 2.1 GHz-class server CPU, other jobs on the other core.
+only exported. The 3,800 steps took about 50 minutes on one core of a 2-core AMD
+EPYC (Zen 5) shared with other jobs; hybridrt/demo/README.md says in what the
+shipped checkpoint's run differed.
 """
 
 import argparse
@@ -138,9 +139,9 @@ def train(directory: Path, seed: int, peak: float) -> DenseStack:
 def summary(step: int, losses: list[float], rights: list[list[float]]) -> str:
     """One line of the log."""
     names = ("all remember", *KINDS)
-    # A kind may not have been asked about at all.
+    # A kind may not have been asked about at all, which counts as nothing right.
     means = [
-        np.nanmean([0.0, *column]) if np.isnan(column).all() else np.nanmean(column)
+        np.mean(column[~np.isnan(column)]) if not np.isnan(column).all() else 0.0
         for column in np.array(rights).T
     ]
     shares = "  ".join(f"{name} {mean:.3f}" for name, mean in zip(names, means, strict=True))

@@ -5,19 +5,31 @@ from collections.abc import Mapping, Sequence
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn import functional as F
+
+from hybridrt.kernels.linear import linear, pack_weight
 
 
 class Linear(nn.Module):
-    """`x W^T + b`, with `weight: [out_features, in_features]`."""
+    """`x W^T + b`, with `weight: [out_features, in_features]`.
 
-    def __init__(self, in_features: int, out_features: int, bias: bool = False) -> None:
+    With `packs=False` the weight stays as it is, for whoever reads it beside `forward`.
+    """
+
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool = False, *, packs: bool = True
+    ) -> None:
         super().__init__()
+        self.packs = packs
         self.weight = nn.Parameter(torch.empty(out_features, in_features), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(out_features), requires_grad=False) if bias else None
 
     def forward(self, x: Float[Tensor, "*batch inputs"]) -> Float[Tensor, "*batch outputs"]:
-        return F.linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias)
+
+    def pack(self) -> None:
+        """Brings the weight into the device's own layout; from then on only `forward` reads it."""
+        if self.packs:
+            self.weight = nn.Parameter(pack_weight(self.weight), requires_grad=False)
 
 
 class FusedLinear(Linear):

@@ -58,7 +58,9 @@ class MLA(CachedLayer):
         rank = config.kv_lora_rank
         self.kv_a_proj_with_mqa = Linear(hidden, rank + config.qk_rope_head_dim, bias)
         self.kv_a_layernorm = RMSNorm(rank, config.latent_norm_eps)
-        self.kv_b_proj = Linear(rank, heads * (config.qk_nope_head_dim + config.v_head_dim))
+        # Read in two parts, as w_uk and w_uv, and never run as a whole.
+        kv_size = heads * (config.qk_nope_head_dim + config.v_head_dim)
+        self.kv_b_proj = Linear(rank, kv_size, packs=False)
         self.o_proj = Linear(heads * config.v_head_dim, hidden, bias)
 
     @property

@@ -62,8 +62,9 @@ class CausalLM(nn.Module):
         super().__init__()
         self.config: ModelConfig = config
         self.model = Backbone(config, layers, norm_eps)
-        self.lm_head = Linear(config.hidden_size, config.vocab_size)
-        if config.tie_word_embeddings:
+        tied = config.tie_word_embeddings
+        self.lm_head = Linear(config.hidden_size, config.vocab_size, packs=not tied)
+        if tied:
             self.lm_head.weight = self.model.embed_tokens.weight
         self.ropes = tuple(ropes)
         self.float32_residual = float32_residual
@@ -88,9 +89,12 @@ class CausalLM(nn.Module):
         return {n: m for n, m in self.named_modules() if isinstance(m, CachedLayer)}
 
     def prepare(self, max_model_len: int, device: torch.device) -> None:
-        """Makes what is computed rather than loaded."""
+        """Makes what is computed rather than loaded, once the weights are there."""
         for rope in self.ropes:
             rope.prepare(max_model_len, device)
+        for module in self.modules():
+            if isinstance(module, Linear):
+                module.pack()
 
     @property
     def longest_exact(self) -> int | None:
