@@ -18,8 +18,11 @@ GREEDY = SamplingParams(
 )
 DRAWN = SamplingParams(temperature=0.8, seed=3, max_tokens=11, ignore_eos=True, logprobs=0)
 MOST_STEPS = 20_000
-LARGEST_ERROR = 1e-4
-"""Of a log-probability, in nats, between two ways of running the same request."""
+LARGEST_ERROR = 3e-4
+"""Of a log-probability, in nats, between two ways of running the same request.
+
+Rounding in float32 reaches 5e-5 in these models, a mistake at one token 0.1.
+"""
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ def _job(name: str, length: int, params: SamplingParams, device: str) -> Job:
     while True:
         prompt = tuple(torch.randint(vocab_size, (length,), generator=draw).tolist())
         (output,) = open_llm(name, device=device).generate([list(prompt)], params)
-        if not params.greedy or _smallest_gap(output) > 20 * LARGEST_ERROR:
+        if not params.greedy or _smallest_gap(output) > 10 * LARGEST_ERROR:
             return Job(prompt, params, output)
 
 
