@@ -9,6 +9,7 @@ from pydantic import PositiveInt, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hybridrt.kernels.linear import pack_weight
 from hybridrt.kernels.moe import moe_experts
 from hybridrt.layers.mlp import MLP
 from hybridrt.values import Value, check_divides
@@ -111,6 +112,15 @@ class Experts(nn.Module):
             torch.empty(experts, 2 * inner, hidden), requires_grad=False
         )
         self.down_proj = nn.Parameter(torch.empty(experts, hidden, inner), requires_grad=False)
+
+    def pack(self) -> None:
+        """Brings every matrix into the device's own layout, where it has one."""
+        for name, stacked in [*self.named_parameters()]:
+            matrices = [pack_weight(matrix) for matrix in stacked]
+            if matrices[0].is_mkldnn:
+                delattr(self, name)
+                frozen = [nn.Parameter(matrix, requires_grad=False) for matrix in matrices]
+                setattr(self, name, nn.ParameterList(frozen))
 
     def checkpoint_layouts(self) -> Sequence[Mapping[str, Tensor]]:
         """Split, three matrices an expert; or stacked as they are here."""

@@ -145,14 +145,18 @@ class Rope:
         """Rotates the first `dim` values of every head by its token's position."""
         cos, sin = self._table[rope_positions][:, None].unbind(2)
         rotated = x[..., : self.dim].float()
-        if self.interleaved:
-            first, second = rotated.unflatten(-1, (-1, 2)).unbind(-1)
-        else:
-            first, second = rotated.chunk(2, dim=-1)
-        pair = (first * cos - second * sin, second * cos + first * sin)
-        out = torch.stack(pair, -1).flatten(-2) if self.interleaved else torch.cat(pair, -1)
+        out = torch.empty_like(rotated)
+        (first, second), (first_out, second_out) = self._pairs(rotated), self._pairs(out)
+        torch.mul(first, cos, out=first_out).addcmul_(second, sin, value=-1)
+        torch.mul(second, cos, out=second_out).addcmul_(first, sin)
         out = out.to(x.dtype)
         return out if self.dim == x.shape[-1] else torch.cat([out, x[..., self.dim :]], dim=-1)
+
+    def _pairs(self, x: Float[Tensor, "tokens heads dim"]) -> tuple[Tensor, Tensor]:
+        """Views of the first and of the second member of every pair."""
+        if self.interleaved:
+            return x[..., 0::2], x[..., 1::2]
+        return x[..., : self.dim // 2], x[..., self.dim // 2 :]
 
 
 def _attention_factor(config: RopeConfig) -> float:

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from hybridrt.batch import ForwardBatch
 from hybridrt.layers.cached import CachedLayer
 from hybridrt.layers.linear import Linear
+from hybridrt.layers.moe import Experts
 from hybridrt.layers.norm import RMSNorm
 from hybridrt.layers.rope import Rope
 from hybridrt.models.config import ModelConfig
@@ -92,8 +93,8 @@ class CausalLM(nn.Module):
         """Makes what is computed rather than loaded, once the weights are there."""
         for rope in self.ropes:
             rope.prepare(max_model_len, device)
-        for module in self.modules():
-            if isinstance(module, Linear):
+        for module in [*self.modules()]:
+            if isinstance(module, Linear | Experts):
                 module.pack()
 
     @property

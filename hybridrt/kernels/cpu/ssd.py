@@ -1,4 +1,7 @@
-"""ssd with its decode step in numba: a state is read once and written once, in its page."""
+"""ssd in numba: the recurrence itself, each row of a state kept in the nearest cache, in its page.
+
+On a CPU this takes less time than the matrix form, whose larger products it doesn't have.
+"""
 
 from typing import no_type_check
 
@@ -25,52 +28,40 @@ def ssd(
     batch: ForwardBatch,
     chunk_size: int,
 ) -> Float[Tensor, "tokens heads head_dim"]:
-    """See `hybridrt.kernels.ssd`. Prefill is the reference's, whose matrix products are fast."""
-    n = batch.num_decodes
-    if n == 0 or ssm_state.dtype != torch.float32:  # numba has no bfloat16
+    """See `hybridrt.kernels.ssd`. `chunk_size` is of no use here."""
+    if ssm_state.dtype != torch.float32:  # numba has no bfloat16
         return reference.ssd(x, dt, A, B, C, D, ssm_state, pages, batch, chunk_size)
-    y = torch.empty_like(x)
-    y[:n] = _decode(x[:n], dt[:n], A, B[:n], C[:n], D, ssm_state, pages[:n])
-    if n < len(batch.query_lens):
-        args = (A.float(), B.float(), C.float(), D.float(), ssm_state, pages)
-        reference.prefill(y, x, dt, *args, batch, chunk_size)
-    return y
-
-
-def _decode(
-    x: Float[Tensor, "rows heads head_dim"],
-    dt: Float[Tensor, "rows heads"],
-    A: Float[Tensor, " heads"],
-    B: Float[Tensor, "rows groups state_size"],
-    C: Float[Tensor, "rows groups state_size"],
-    D: Float[Tensor, " heads"],
-    ssm_state: Float[Tensor, "pages heads head_dim state_size"],
-    pages: Int64[Tensor, " rows"],
-) -> Float[Tensor, "rows heads head_dim"]:
-    decay = torch.exp(dt * A)
     y = torch.empty(x.shape, dtype=torch.float32)
-    inputs = [part.float().contiguous().numpy() for part in (x, dt, decay, B, C, D)]
+    inputs = [_array(part) for part in (x, dt, torch.exp(dt.float() * A), B, C, D)]
     flat, offsets = flat_pages(ssm_state, pages)
-    _step(*inputs, flat, offsets, y.numpy())  # pyright: ignore[reportCallIssue]
-    return y
+    rows = (batch.cu_seqlens_q.numpy(), batch.has_initial_state.numpy(), offsets)
+    _scan(*inputs, *rows, flat, y.numpy())  # pyright: ignore[reportCallIssue]
+    return y.to(x.dtype)
+
+
+def _array(part: Tensor) -> np.ndarray:
+    return part.float().contiguous().numpy()
 
 
 @numba.njit(parallel=True, fastmath={"contract", "reassoc", "nsz", "arcp"}, cache=True)
 @no_type_check
-def _step(x, dt, decay, B, C, D, state, offsets, y):  # pragma: no cover  (compiled)
-    rows, heads, head_dim = x.shape
+def _scan(x, dt, decay, B, C, D, cu_seqlens, has_initial, offsets, states, y):  # pragma: no cover
+    heads, head_dim = x.shape[1:]
     groups, state_size = B.shape[1:]
-    for i in numba.prange(rows * heads):
+    for i in numba.prange(len(offsets) * heads):
         row, head = i // heads, i % heads
         group = head // (heads // groups)
-        b, c = B[row, group], C[row, group]
         for p in range(head_dim):
             start = offsets[row] + (head * head_dim + p) * state_size
-            h = state[start : start + state_size]
-            update = dt[row, head] * x[row, head, p]
-            total = np.float32(0)
-            for n in range(state_size):
-                new = h[n] * decay[row, head] + update * b[n]
-                h[n] = new
-                total += new * c[n]
-            y[row, head, p] = total + D[head] * x[row, head, p]
+            h = states[start : start + state_size]
+            if not has_initial[row]:
+                h[:] = 0
+            for t in range(cu_seqlens[row], cu_seqlens[row + 1]):
+                kept = decay[t, head]
+                update = dt[t, head] * x[t, head, p]
+                total = np.float32(0)
+                for n in range(state_size):
+                    new = h[n] * kept + update * B[t, group, n]
+                    h[n] = new
+                    total += new * C[t, group, n]
+                y[t, head, p] = total + D[head] * x[t, head, p]

@@ -36,9 +36,9 @@ def causal_conv1d(
 def _convolve(
     window: Float[Tensor, "history_and_tokens channels"], weight: Float[Tensor, "channels width"]
 ) -> Float[Tensor, "tokens channels"]:
-    width = weight.shape[1]
-    tokens = window.shape[0] - width + 1
-    out = window[:tokens] * weight[:, 0]
-    for k in range(1, width):
-        out.addcmul_(window[k : k + tokens], weight[:, k])
+    taps = weight.t().contiguous()  # a tap's channels in a row: several times as fast
+    tokens = window.shape[0] - len(taps) + 1
+    out = window[:tokens] * taps[0]
+    for k in range(1, len(taps)):
+        out.addcmul_(window[k : k + tokens], taps[k])
     return out

@@ -2,14 +2,16 @@
 
 import torch
 from jaxtyping import Float, Int64
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
+
+from hybridrt.kernels.linear import linear
 
 
 def moe_experts(
     x: Float[Tensor, "tokens hidden"],
-    gate_up: Float[Tensor, "experts twice_inner hidden"],
-    down: Float[Tensor, "experts hidden inner"],
+    gate_up: Float[Tensor, "experts twice_inner hidden"] | nn.ParameterList,
+    down: Float[Tensor, "experts hidden inner"] | nn.ParameterList,
     expert_ids: Int64[Tensor, "tokens top_k"],
     weights: Float[Tensor, "tokens top_k"],
 ) -> Float[Tensor, "tokens hidden"]:
@@ -18,16 +20,18 @@ def moe_experts(
     flat_ids = expert_ids.flatten()
     order = flat_ids.argsort(stable=True)
     tokens = order // top_k
-    counts = torch.zeros(gate_up.shape[0], dtype=torch.int64, device=x.device)
+    counts = torch.zeros(len(gate_up), dtype=torch.int64, device=x.device)
     counts.index_add_(0, flat_ids, torch.ones_like(flat_ids))
-    products = _on_device if _has_grouped_product(x, gate_up, down) else _one_by_one
-    outputs = products(x[tokens], gate_up, down, counts)
+    if isinstance(gate_up, Tensor) and isinstance(down, Tensor) and _can_group(x, gate_up, down):
+        outputs = _on_device(x[tokens], gate_up, down, counts)
+    else:
+        outputs = _one_by_one(x[tokens], gate_up, down, counts)
     weighted = outputs.float() * weights.flatten()[order, None]
     total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     return total.index_add_(0, tokens, weighted).to(x.dtype)
 
 
-def _has_grouped_product(*tensors: Tensor) -> bool:
+def _can_group(*tensors: Tensor) -> bool:
     """Whether torch can multiply groups on the device: bfloat16, rows of whole 16 bytes."""
     x = tensors[0]
     fitting = x.dtype == torch.bfloat16 and all(t.shape[-1] % 8 == 0 for t in tensors)
@@ -36,8 +40,8 @@ def _has_grouped_product(*tensors: Tensor) -> bool:
 
 def _one_by_one(
     x: Float[Tensor, "assignments hidden"],
-    gate_up: Float[Tensor, "experts twice_inner hidden"],
-    down: Float[Tensor, "experts hidden inner"],
+    gate_up: Float[Tensor, "experts twice_inner hidden"] | nn.ParameterList,
+    down: Float[Tensor, "experts hidden inner"] | nn.ParameterList,
     counts: Int64[Tensor, " experts"],
 ) -> Float[Tensor, "assignments hidden"]:
     """A product for each expert that has tokens: the host has to know how many."""
@@ -45,8 +49,8 @@ def _one_by_one(
     outputs: list[Tensor] = []
     for expert, part in enumerate(x.split(sizes)):
         if sizes[expert]:
-            gate, up = F.linear(part, gate_up[expert]).chunk(2, dim=-1)
-            outputs.append(F.linear(F.silu(gate) * up, down[expert]))
+            gate, up = linear(part, gate_up[expert], None).chunk(2, dim=-1)
+            outputs.append(linear(F.silu(gate).mul_(up), down[expert], None))
     return torch.cat(outputs)
 
 

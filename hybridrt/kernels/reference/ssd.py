@@ -111,22 +111,23 @@ def _scan(
     tokens, groups = x.shape[0], B.shape[1]
     length = min(chunk_size, tokens, LONGEST_CHUNK)
     x, dt, B, C = (_chunks(part, length) for part in (x, dt, B, C))
-    x = (x * dt[..., None]).unflatten(2, (groups, -1)).permute(0, 2, 3, 1, 4)  # c g r l p
     B, C = B.transpose(1, 2), C.transpose(1, 2)  # c g l n
     log_decay, rounding = _sums((dt * A).unflatten(2, (groups, -1)).permute(0, 2, 3, 1))
-    x = x * torch.exp(-rounding)[..., None]
+    weight = dt * torch.exp(-rounding).permute(0, 3, 1, 2).flatten(2)
+    x = (x * weight[..., None]).unflatten(2, (groups, -1)).transpose(1, 2)  # c g l r p
 
     within = torch.matmul(C, B.transpose(2, 3))[:, :, None] * _decay_between(log_decay)
-    y = torch.matmul(within, x)
+    y = torch.matmul(within, x.transpose(2, 3)).transpose(2, 3)
 
-    to_end = torch.exp(log_decay[..., -1:] - log_decay + rounding[..., -1:])
-    added = torch.matmul((x * to_end[..., None]).transpose(3, 4), B[:, :, None])  # c g r p n
-    starts, state = _join(added, torch.exp(log_decay[..., -1]), state)
-    from_start = torch.matmul(C[:, :, None], starts.transpose(3, 4))
-    y = torch.addcmul(y, from_start, torch.exp(log_decay)[..., None])
-    y = y * torch.exp(rounding)[..., None]
+    # All heads of a group share B and C, so the rest is one product a group.
+    to_end = torch.exp(log_decay[..., -1:] - log_decay + rounding[..., -1:]).transpose(2, 3)
+    added = torch.matmul((x * to_end[..., None]).flatten(3).transpose(2, 3), B)
+    starts, state = _join(added.unflatten(2, x.shape[3:]), torch.exp(log_decay[..., -1]), state)
+    from_start = torch.matmul(C, starts.flatten(2, 3).transpose(2, 3)).unflatten(3, x.shape[3:])
+    y = torch.addcmul(y, from_start, torch.exp(log_decay).transpose(2, 3)[..., None])
+    y = y * torch.exp(rounding).transpose(2, 3)[..., None]
 
-    y = y.permute(0, 3, 1, 2, 4).flatten(0, 1).flatten(1, 2)
+    y = y.transpose(1, 2).flatten(0, 1).flatten(1, 2)
     return y[:tokens], state
 
 
