@@ -40,8 +40,12 @@ class GatedRMSNorm(nn.Module):
         self, x: Float[Tensor, "*batch size"], z: Float[Tensor, "*batch size"]
     ) -> Float[Tensor, "*batch size"]:
         gate = F.silu(z.float())
-        y = x.float() if self.norm_before_gate else x.float() * gate
+        y = self._norm(x.float()).mul_(gate) if self.norm_before_gate else self._norm(gate.mul_(x))
+        return y.to(z.dtype)
+
+    def _norm(self, y: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size"]:
         grouped = y.unflatten(-1, (self.num_groups, -1))
-        y = F.rms_norm(grouped, grouped.shape[-1:], None, self.eps).flatten(-2)
-        y = y * self.weight.float()
-        return (y * gate if self.norm_before_gate else y).to(z.dtype)
+        # A norm is one pass, where squares, their mean and its root would be three.
+        length = torch.linalg.vector_norm(grouped, dim=-1, keepdim=True)
+        scale = length.square().div_(grouped.shape[-1]).add_(self.eps).rsqrt_()
+        return (grouped * scale).flatten(-2).mul_(self.weight)
