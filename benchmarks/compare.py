@@ -139,10 +139,12 @@ def measure(model: str, path: Path, bandwidth: float, rate: float) -> list[Row]:
 def _limits(llm: LLM, bandwidth: float, rate: float) -> dict[tuple[str, int], float]:
     """Seconds that reading every weight once, and multiplying with those in use, must take."""
     model = llm.engine.model
-    size = sum(p.nbytes for p in model.parameters())
-    active = sum(p.numel() for p in model.parameters()) - VOCAB * model.config.hidden_size
+    # An embedding is looked up, not multiplied, and a prefill needs one row of logits.
+    named = {n: p for n, p in model.named_parameters() if not n.endswith("embed_tokens.weight")}
+    size = sum(p.nbytes for p in named.values())
+    active = sum(p.numel() for n, p in named.items() if not n.startswith("lm_head"))
     experts = getattr(model.config, "n_routed_experts", None)
-    routed = sum(p.numel() for n, p in model.named_parameters() if ".experts." in n)
+    routed = sum(p.numel() for n, p in named.items() if ".experts." in n)
     if experts:
         active -= routed * (1 - model.config.num_experts_per_tok / experts)  # pyright: ignore
     limits: dict[tuple[str, int], float] = {}

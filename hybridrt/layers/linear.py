@@ -27,9 +27,13 @@ class Linear(nn.Module):
         return linear(x, self.weight, self.bias)
 
     def pack(self) -> None:
-        """Brings the weight into the device's own layout; from then on only `forward` reads it."""
-        if self.packs:
-            self.weight = nn.Parameter(pack_weight(self.weight), requires_grad=False)
+        """Brings the weight into the device's own layout; from then on only `forward` reads it.
+
+        A weight that is shared with another module stays as it is there.
+        """
+        packed = pack_weight(self.weight) if self.packs else self.weight
+        if packed is not self.weight:
+            self.weight = nn.Parameter(packed, requires_grad=False)
 
 
 class FusedLinear(Linear):

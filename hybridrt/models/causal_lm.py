@@ -63,9 +63,8 @@ class CausalLM(nn.Module):
         super().__init__()
         self.config: ModelConfig = config
         self.model = Backbone(config, layers, norm_eps)
-        tied = config.tie_word_embeddings
-        self.lm_head = Linear(config.hidden_size, config.vocab_size, packs=not tied)
-        if tied:
+        self.lm_head = Linear(config.hidden_size, config.vocab_size)
+        if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
         self.ropes = tuple(ropes)
         self.float32_residual = float32_residual
