@@ -1,6 +1,6 @@
 """hybridrt beside transformers: the same checkpoint, dtype and prompts, one after the other.
 
-    python benchmarks/compare.py [--models llama jamba ...] [--out benchmarks/results/compare]
+    python benchmarks/compare.py [--models llama jamba ...] [--out benchmarks/results/compare.md]
 
 For each model it prints prefill in tokens per second and decode in milliseconds per step, at
 batch 1 and 8, with the ratio of the two runtimes, and what the machine itself allows: a decode

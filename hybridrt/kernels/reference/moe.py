@@ -7,6 +7,8 @@ from torch.nn import functional as F
 
 from hybridrt.kernels.linear import linear
 
+FEW_TOKENS = 64  # as a decode step has: then a CUDA device is not asked who got how many
+
 
 def moe_experts(
     x: Float[Tensor, "tokens hidden"],
@@ -22,8 +24,11 @@ def moe_experts(
     tokens = order // top_k
     counts = torch.zeros(len(gate_up), dtype=torch.int64, device=x.device)
     counts.index_add_(0, flat_ids, torch.ones_like(flat_ids))
-    if isinstance(gate_up, Tensor) and isinstance(down, Tensor) and _can_group(x, gate_up, down):
+    stacked = isinstance(gate_up, Tensor) and isinstance(down, Tensor)
+    if stacked and _can_group(x, gate_up, down):
         outputs = _on_device(x[tokens], gate_up, down, counts)
+    elif stacked and x.is_cuda and len(x) <= FEW_TOKENS:
+        outputs = _all_experts(x, gate_up, down)[flat_ids[order], tokens]
     else:
         outputs = _one_by_one(x[tokens], gate_up, down, counts)
     weighted = outputs.float() * weights.flatten()[order, None]
@@ -52,6 +57,16 @@ def _one_by_one(
             gate, up = linear(part, gate_up[expert], None).chunk(2, dim=-1)
             outputs.append(linear(F.silu(gate).mul_(up), down[expert], None))
     return torch.cat(outputs)
+
+
+def _all_experts(
+    x: Float[Tensor, "tokens hidden"],
+    gate_up: Float[Tensor, "experts twice_inner hidden"],
+    down: Float[Tensor, "experts hidden inner"],
+) -> Float[Tensor, "experts tokens hidden"]:
+    """Every expert on every token: more products, and no need to know which count."""
+    gate, up = torch.matmul(x, gate_up.transpose(1, 2)).chunk(2, dim=-1)
+    return torch.matmul(F.silu(gate).mul_(up), down.transpose(1, 2))
 
 
 def _on_device(
