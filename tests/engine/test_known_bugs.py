@@ -104,6 +104,8 @@ def converted(batch: ForwardBatch, convert: Any) -> ForwardBatch:
 def as_on_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What looks at the device of a tensor sees CUDA."""
     monkeypatch.setattr(Tensor, "is_cuda", property(lambda tensor: True), raising=False)
+    # Weights are packed for a CPU alone.
+    monkeypatch.setattr("hybridrt.kernels.linear._has_onednn", lambda: False)
     yield
 
 

@@ -24,10 +24,11 @@ def moe_experts(
     tokens = order // top_k
     counts = torch.zeros(len(gate_up), dtype=torch.int64, device=x.device)
     counts.index_add_(0, flat_ids, torch.ones_like(flat_ids))
-    stacked = isinstance(gate_up, Tensor) and isinstance(down, Tensor)
-    if stacked and _can_group(x, gate_up, down):
+    if isinstance(gate_up, nn.ParameterList) or isinstance(down, nn.ParameterList):
+        outputs = _one_by_one(x[tokens], gate_up, down, counts)
+    elif _can_group(x, gate_up, down):
         outputs = _on_device(x[tokens], gate_up, down, counts)
-    elif stacked and x.is_cuda and len(x) <= FEW_TOKENS:
+    elif x.is_cuda and len(x) <= FEW_TOKENS:
         outputs = _all_experts(x, gate_up, down)[flat_ids[order], tokens]
     else:
         outputs = _one_by_one(x[tokens], gate_up, down, counts)
