@@ -50,7 +50,7 @@ class _Answered:
 def demo(
     engine: EngineOptions,
     num_prompts: Annotated[int, typer.Option("--prompts", help="How many texts to make.")] = 8,
-    seed: Annotated[int, typer.Option(help="Other seeds make other texts.")] = 0,
+    seed: Annotated[int, typer.Option(help="Other seeds make other texts.")] = 1,
     json_output: Json = False,
 ) -> None:
     """Let the shipped model answer questions about facts, and show what its cache held."""
