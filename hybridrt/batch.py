@@ -11,9 +11,12 @@ from torch import Tensor
 class TokenPages:
     """Where a token-kind group keeps the tokens of this batch.
 
-    `page_table[i]` lists the kernel blocks of row i in token order (behind the last
-    one stand zeros); `slots[t]` is `kernel_block_id * kernel_block_size + offset` of
-    the new token t, or -1 for padding, which no writer writes.
+    `page_table[i]` lists kernel blocks of row i in token order, behind the last one
+    zeros. It begins with the block of the first token that row i's first new token sees:
+    with the first of all in a `full` group, and in a `window` group with that of
+    `window.first_visible(context_len)`. `slots[t]` is `kernel_block_id *
+    kernel_block_size + offset` of the new token t, or -1 for padding, which no writer
+    writes.
     """
 
     page_table: Int32[Tensor, "rows max_blocks"]
@@ -22,33 +25,67 @@ class TokenPages:
 
 @dataclass(frozen=True, slots=True)
 class StatePages:
-    """Where a state group keeps the sequences of this batch: one page id a row."""
+    """Where a state group keeps the sequences of this batch: a page id for each part and row.
 
-    pages: Int64[Tensor, " rows"]
+    A state of many bytes may be split by layers into parts, each in a page of its own.
+    """
+
+    pages: Int64[Tensor, "parts rows"]
 
 
 @dataclass(frozen=True, slots=True)
-class ForwardBatch:
-    """One step: rows of sequences, their new tokens laid end to end, no padding.
+class Rows:
+    """What a kernel needs to know of a step: which tokens belong together.
 
-    The first `num_decodes` rows continue a sequence by one token; the rest are
-    prefill chunks, of any length, of which those with `has_initial_state` continue a
-    sequence too. `query_lens` and `context_lens` (tokens computed before this step)
-    repeat `cu_seqlens_q` and `seq_lens` on the host, so that no layer has to ask the
-    device for them.
+    The new tokens of all rows are laid end to end, without padding. The first
+    `num_decodes` rows continue a sequence by one token; the rest are prefill chunks, of
+    any length, of which those with `has_initial_state` continue a sequence too.
+
+    `query_lens` and `context_lens` (tokens computed before this step) repeat
+    `cu_seqlens_q` and `seq_lens` in the host's memory, whatever the device, so that no
+    kernel has to ask the device for them.
     """
+
+    seq_lens: Int32[Tensor, " rows"]
+    cu_seqlens_q: Int32[Tensor, " rows+1"]
+    has_initial_state: Bool[Tensor, " rows"]
+    query_lens: Int64[Tensor, " rows"]
+    context_lens: Int64[Tensor, " rows"]
+    num_decodes: int
+
+    @property
+    def num_rows(self) -> int:
+        return self.query_lens.shape[0]
+
+    @property
+    def longest_decode(self) -> int:
+        """Tokens of the longest sequence among the decode rows, its new one included."""
+        return int(self.context_lens.numpy()[: self.num_decodes].max()) + 1
+
+    @property
+    def prefills(self) -> list["Prefill"]:
+        """The prefill rows with their ranges of tokens."""
+        n = self.num_decodes
+        if n == self.num_rows:
+            return []
+        start = n  # decode rows have one token each
+        rows: list[Prefill] = []
+        host = (self.query_lens.numpy()[n:].tolist(), self.context_lens.numpy()[n:].tolist())
+        for row, (length, context) in enumerate(zip(*host, strict=True), n):
+            rows.append(Prefill(row, start, start + length, context))
+            start += length
+        return rows
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBatch(Rows):
+    """One step: its rows, their new tokens, and per cache group where it keeps them."""
 
     input_ids: Int64[Tensor, " tokens"]
     positions: Int64[Tensor, " tokens"]
     rope_positions: Int64[Tensor, " tokens"]
-    seq_lens: Int32[Tensor, " rows"]
-    cu_seqlens_q: Int32[Tensor, " rows+1"]
-    has_initial_state: Bool[Tensor, " rows"]
     logits_indices: Int64[Tensor, " logits"]
     groups: Mapping[str, TokenPages | StatePages]
-    num_decodes: int
-    query_lens: tuple[int, ...]
-    context_lens: tuple[int, ...]
 
     @property
     def num_tokens(self) -> int:
@@ -60,22 +97,11 @@ class ForwardBatch:
         assert isinstance(pages, TokenPages), f"group {group!r} holds states"
         return pages
 
-    def state_pages(self, group: str) -> Int64[Tensor, " rows"]:
-        """The page id of each row in a state group."""
+    def state_pages(self, group: str, part: int = 0) -> Int64[Tensor, " rows"]:
+        """The page id of each row in one part of a state group."""
         pages = self.groups[group]
         assert isinstance(pages, StatePages), f"group {group!r} holds tokens"
-        return pages.pages
-
-    @property
-    def prefills(self) -> list["Prefill"]:
-        """The prefill rows with their ranges of tokens."""
-        start = self.num_decodes  # decode rows have one token each
-        rows: list[Prefill] = []
-        for row in range(self.num_decodes, len(self.query_lens)):
-            stop = start + self.query_lens[row]
-            rows.append(Prefill(row, start, stop, self.context_lens[row]))
-            start = stop
-        return rows
+        return pages.pages[part]
 
 
 @dataclass(frozen=True, slots=True)

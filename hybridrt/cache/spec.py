@@ -16,8 +16,24 @@ from torch import Tensor
 
 ALIGNMENT = 16  # bytes: the widest vector load, and a multiple of every itemsize
 
-Kind = Literal["full", "state"]
-"""`full`: every token is kept. `state`: one fixed-size state per sequence."""
+Kind = Literal["full", "window", "state"]
+"""What is kept of a sequence: every token, the last ones that are still seen, or one state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Which tokens a token sees: the last `size`, itself included, or with `chunked` those
+    of its own chunk of `size` tokens (Llama 4). What no later token sees can be given back.
+    """
+
+    size: int
+    chunked: bool = False
+
+    def first_visible(self, position: int) -> int:
+        """The first token that the one at `position` sees, and every later one at most."""
+        if self.chunked:
+            return position // self.size * self.size
+        return max(0, position - self.size + 1)
 
 
 def align(num_bytes: int) -> int:
@@ -47,12 +63,17 @@ class CacheSpec:
     """The states one layer packs into a kernel block, in order, each 16-byte aligned.
 
     `tokens` is the number of tokens in the block, None for the kind `state`,
-    whose one block a page holds a whole sequence.
+    whose one block a page holds a whole sequence. `window` is that of the kind `window`.
     """
 
     kind: Kind
     states: tuple[State, ...]
     tokens: int | None = None
+    window: Window | None = None
+
+    def __post_init__(self) -> None:
+        assert (self.kind == "state") == (self.tokens is None), (self.kind, self.tokens)
+        assert (self.kind == "window") == (self.window is not None), (self.kind, self.window)
 
     @property
     def block_bytes(self) -> int:
@@ -84,10 +105,15 @@ def _view(raw: UInt8[Tensor, "num_blocks num_bytes"], state: State) -> Shaped[Te
 
 @dataclass(frozen=True, slots=True)
 class CacheFormat:
-    """What a user chooses of how layers pack their pages; the engine gives it to every layer."""
+    """What a user chooses of how layers pack their pages; the engine gives it to every layer.
+
+    `kernel_block_size` is that of the layer's group. `kv_cache_dtype` is `"auto"` (the
+    model's dtype), `"fp8_e4m3"` or `"int8"`.
+    """
 
     kernel_block_size: int = 16
     kv_layout: Literal["HND", "NHD"] = "HND"
+    kv_cache_dtype: Literal["auto", "fp8_e4m3", "int8"] = "auto"
     state_dtype: torch.dtype = torch.float32
 
 
@@ -102,4 +128,8 @@ class Cached(Protocol):
     @property
     def cache_spec(self) -> CacheSpec:
         """What the layer stores in one kernel block."""
+        ...
+
+    def supports_kernel_block_size(self, tokens: int) -> bool:
+        """Whether the layer's kernels can index blocks of that many tokens."""
         ...

@@ -83,8 +83,8 @@ class Runner:
                 for i, group in enumerate(self._groups)
             },
             num_decodes=sum(row.is_decode for row in rows),
-            query_lens=tuple(lens.tolist()),
-            context_lens=tuple(starts.tolist()),
+            query_lens=torch.from_numpy(lens),
+            context_lens=torch.from_numpy(starts),
         )
 
     def _rope_offsets(self, rows: Rows[Row]) -> np.ndarray:
@@ -104,7 +104,7 @@ class Runner:
     ) -> TokenPages | StatePages:
         tables = [self._pages.tables(row.sequence.sequence_id)[index].kernel_ids for row in rows]
         if group.kernel_block_size is None:
-            return StatePages(self._tensor(np.array([table[0] for table in tables], np.int64)))
+            return StatePages(self._tensor(np.array(tables, np.int64).T))
         page_table = np.zeros((len(rows), max(map(len, tables))), np.int32)
         for row, table in enumerate(tables):
             page_table[row, : len(table)] = table
@@ -160,7 +160,7 @@ class Runner:
         """Logprobs of prompt tokens: that of token i stands behind token i - 1."""
         end = 0
         for i, row in enumerate(rows):
-            begin, end = end, end + batch.query_lens[i]
+            begin, end = end, end + row.num_tokens
             first = row.sequence.next_prompt_logprob
             last = min(row.stop, row.sequence.num_prompt_tokens - 1)
             if first is None or first - 1 >= last:

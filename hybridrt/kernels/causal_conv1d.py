@@ -3,7 +3,7 @@
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from hybridrt.batch import ForwardBatch
+from hybridrt.batch import Rows
 from hybridrt.kernels.backend import StateBackend
 from hybridrt.kernels.reference import causal_conv1d as reference
 
@@ -14,7 +14,7 @@ def causal_conv1d(
     bias: Float[Tensor, " channels"] | None,
     conv_state: Float[Tensor, "pages width-1 channels"],
     pages: Int64[Tensor, " rows"],
-    batch: ForwardBatch,
+    batch: Rows,
     backend: StateBackend = "reference",
 ) -> Float[Tensor, "tokens channels"]:
     """`silu(bias + sum_k weight[:, k] * x[t - width + 1 + k])`, channel by channel.

@@ -3,7 +3,7 @@
 from jaxtyping import Float
 from torch import Tensor
 
-from hybridrt.batch import ForwardBatch, TokenPages
+from hybridrt.batch import Rows, TokenPages
 from hybridrt.kernels.reference import mla_attention as reference
 
 
@@ -15,7 +15,7 @@ def mla_attention(
     w_uk: Float[Tensor, "heads nope_dim rank"],
     w_uv: Float[Tensor, "heads v_dim rank"],
     pages: TokenPages,
-    batch: ForwardBatch,
+    batch: Rows,
     scale: float,
 ) -> Float[Tensor, "tokens heads v_dim"]:
     """Attends from every new token to all latents of its sequence up to itself.

@@ -3,7 +3,7 @@
 from jaxtyping import Float
 from torch import Tensor
 
-from hybridrt.batch import ForwardBatch, TokenPages
+from hybridrt.batch import Rows, TokenPages
 from hybridrt.kernels.reference import paged_attention as reference
 
 
@@ -11,7 +11,7 @@ def paged_attention(
     q: Float[Tensor, "tokens heads head_dim_k"],
     kv: Float[Tensor, "blocks kv_heads block_size content"],
     pages: TokenPages,
-    batch: ForwardBatch,
+    batch: Rows,
     scale: float,
 ) -> Float[Tensor, "tokens heads head_dim_v"]:
     """Attends from every new token to all tokens of its sequence up to itself.

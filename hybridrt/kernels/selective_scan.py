@@ -3,7 +3,7 @@
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from hybridrt.batch import ForwardBatch
+from hybridrt.batch import Rows
 from hybridrt.kernels.backend import StateBackend
 from hybridrt.kernels.reference import selective_scan as reference
 
@@ -17,7 +17,7 @@ def selective_scan(
     D: Float[Tensor, " channels"],
     ssm_state: Float[Tensor, "pages channels state_size"],
     pages: Int64[Tensor, " rows"],
-    batch: ForwardBatch,
+    batch: Rows,
     backend: StateBackend = "reference",
 ) -> Float[Tensor, "tokens channels"]:
     """`h = exp(dt A) h + dt B x`, `y = C . h + D x` along each sequence.

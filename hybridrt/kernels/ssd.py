@@ -3,7 +3,7 @@
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from hybridrt.batch import ForwardBatch
+from hybridrt.batch import Rows
 from hybridrt.kernels.backend import StateBackend
 from hybridrt.kernels.reference import ssd as reference
 
@@ -17,7 +17,7 @@ def ssd(
     D: Float[Tensor, " heads"],
     ssm_state: Float[Tensor, "pages heads head_dim state_size"],
     pages: Int64[Tensor, " rows"],
-    batch: ForwardBatch,
+    batch: Rows,
     chunk_size: int,
     backend: StateBackend = "reference",
 ) -> Float[Tensor, "tokens heads head_dim"]:

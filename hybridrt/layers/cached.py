@@ -13,13 +13,14 @@ from hybridrt.kernels.backend import StateBackend
 class CachedLayer(nn.Module, ABC):
     """Declares its cache in `cache_spec` and gets it, once, through `bind_kv_cache`.
 
-    Before that the engine sets `cache_format` and `cache_group`, the name under which
-    a `ForwardBatch` has this layer's pages, and `state_backend`.
+    Before that the engine sets `cache_format`, `state_backend`, and under which group
+    and part a `ForwardBatch` has this layer's pages.
     """
 
     mixer: str
     cache_format: CacheFormat = CacheFormat()
     cache_group: str = ""
+    cache_part: int = 0
     name: str = "?"
     state_backend: StateBackend = "reference"
 
@@ -32,6 +33,10 @@ class CachedLayer(nn.Module, ABC):
     @abstractmethod
     def cache_spec(self) -> CacheSpec:
         """What this layer stores in one kernel block."""
+
+    def supports_kernel_block_size(self, tokens: int) -> bool:
+        """Whether this layer's kernels can index blocks of that many tokens; plain torch can."""
+        return True
 
     @abstractmethod
     def _bind(self, *views: Tensor) -> None:

@@ -76,7 +76,7 @@ class Mamba1(CachedLayer):
     def forward(
         self, hidden: Float[Tensor, "tokens hidden"], batch: ForwardBatch
     ) -> Float[Tensor, "tokens hidden"]:
-        pages = batch.state_pages(self.cache_group)
+        pages = batch.state_pages(self.cache_group, self.cache_part)
         x, z = self.in_proj(hidden).chunk(2, dim=-1)
         x = causal_conv1d(
             x,

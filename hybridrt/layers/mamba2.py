@@ -89,7 +89,7 @@ class Mamba2(CachedLayer):
         self, hidden: Float[Tensor, "tokens hidden"], batch: ForwardBatch
     ) -> Float[Tensor, "tokens hidden"]:
         cfg = self.config
-        pages = batch.state_pages(self.cache_group)
+        pages = batch.state_pages(self.cache_group, self.cache_part)
         sizes = [self.inner, self.conv_channels, cfg.num_heads]
         z, xBC, dt = self.in_proj(hidden).split(sizes, dim=-1)
         xBC = causal_conv1d(

@@ -52,11 +52,11 @@ def make_batch(
         logits_indices=cu_seqlens[1:] - 1,
         groups={
             TOKENS: TokenPages(_page_table(rows), torch.tensor(slots + [-1] * padding)),
-            STATES: StatePages(torch.tensor([row.page for row in rows])),
+            STATES: StatePages(torch.tensor([[row.page for row in rows]])),
         },
         num_decodes=num_decodes,
-        query_lens=tuple(row.queries for row in rows),
-        context_lens=tuple(row.context for row in rows),
+        query_lens=torch.tensor([row.queries for row in rows]),
+        context_lens=torch.tensor([row.context for row in rows]),
     )
     return batch if device == "cpu" else _to(batch, device)
 
@@ -86,7 +86,7 @@ def _to(batch: ForwardBatch, device: str) -> ForwardBatch:
         logits_indices=batch.logits_indices.to(device),
         groups={
             TOKENS: TokenPages(tokens.page_table.to(device), tokens.slots.to(device)),
-            STATES: StatePages(states.to(device)),
+            STATES: StatePages(states[None].to(device)),
         },
         num_decodes=batch.num_decodes,
         query_lens=batch.query_lens,

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from hybridrt.batch import ForwardBatch
+from hybridrt.batch import Rows
 from hybridrt.kernels.reference.states import load_states, store_states
 
 
@@ -14,7 +14,7 @@ def causal_conv1d(
     bias: Float[Tensor, " channels"] | None,
     conv_state: Float[Tensor, "pages history channels"],
     pages: Int64[Tensor, " rows"],
-    batch: ForwardBatch,
+    batch: Rows,
 ) -> Float[Tensor, "tokens channels"]:
     """See `hybridrt.kernels.causal_conv1d`. Decode rows change their pages in place."""
     from causal_conv1d import (
@@ -33,7 +33,7 @@ def causal_conv1d(
             activation="silu",
             conv_state_indices=pages[:n].int(),
         )
-    if n == len(batch.query_lens):
+    if n == batch.num_rows:
         return out
     history = load_states(conv_state, pages[n:], batch.has_initial_state[n:], x.dtype)
     for row in batch.prefills:

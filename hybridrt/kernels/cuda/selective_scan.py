@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from hybridrt.batch import ForwardBatch
+from hybridrt.batch import Rows
 from hybridrt.kernels.reference.states import load_states, store_states
 
 
@@ -17,7 +17,7 @@ def selective_scan(
     D: Float[Tensor, " channels"],
     ssm_state: Float[Tensor, "pages channels state_size"],
     pages: Int64[Tensor, " rows"],
-    batch: ForwardBatch,
+    batch: Rows,
 ) -> Float[Tensor, "tokens channels"]:
     """See `hybridrt.kernels.selective_scan`. Decode rows change their pages in place."""
     from mamba_ssm.ops.selective_scan_interface import (  # pyright: ignore[reportMissingImports]
@@ -33,7 +33,7 @@ def selective_scan(
         y[:n] = selective_state_update(
             ssm_state, x[:n], dt[:n], A, B[:n], C[:n], D, state_batch_indices=pages[:n].int()
         )
-    if n == len(batch.query_lens):
+    if n == batch.num_rows:
         return y
     state = load_states(ssm_state, pages[n:], batch.has_initial_state[n:], torch.float32)
     for row in batch.prefills:

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from hybridrt.batch import ForwardBatch
+from hybridrt.batch import Rows
 from hybridrt.kernels.reference.states import load_states, store_states
 
 
@@ -17,7 +17,7 @@ def ssd(
     D: Float[Tensor, " heads"],
     ssm_state: Float[Tensor, "pages heads head_dim state_size"],
     pages: Int64[Tensor, " rows"],
-    batch: ForwardBatch,
+    batch: Rows,
     chunk_size: int,
 ) -> Float[Tensor, "tokens heads head_dim"]:
     """See `hybridrt.kernels.ssd`. Decode rows change their pages in place."""
@@ -42,7 +42,7 @@ def ssd(
             D[:, None].expand(-1, head_dim),
             state_batch_indices=pages[:n].int(),
         )
-    if n == len(batch.query_lens):
+    if n == batch.num_rows:
         return y
     state = load_states(ssm_state, pages[n:], batch.has_initial_state[n:], torch.float32)
     for row in batch.prefills:

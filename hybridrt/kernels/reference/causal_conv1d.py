@@ -5,7 +5,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn.functional import silu
 
-from hybridrt.batch import ForwardBatch
+from hybridrt.batch import Rows
 from hybridrt.kernels.reference.states import load_states, store_states
 
 
@@ -15,7 +15,7 @@ def causal_conv1d(
     bias: Float[Tensor, " channels"] | None,
     conv_state: Float[Tensor, "pages history channels"],
     pages: Int64[Tensor, " rows"],
-    batch: ForwardBatch,
+    batch: Rows,
 ) -> Float[Tensor, "tokens channels"]:
     """See `hybridrt.kernels.causal_conv1d`."""
     history = load_states(conv_state, pages, batch.has_initial_state, x.dtype)

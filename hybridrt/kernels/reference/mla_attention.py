@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from hybridrt.batch import ForwardBatch, Prefill, TokenPages
+from hybridrt.batch import Prefill, Rows, TokenPages
 from hybridrt.kernels.reference.gather import blocks_for, gather_row, gather_rows, valid_tokens
 from hybridrt.kernels.reference.paged_attention import causal_attention
 
@@ -18,7 +18,7 @@ def mla_attention(
     w_uk: Float[Tensor, "heads nope_dim rank"],
     w_uv: Float[Tensor, "heads v_dim rank"],
     pages: TokenPages,
-    batch: ForwardBatch,
+    batch: Rows,
     scale: float,
 ) -> Float[Tensor, "tokens heads v_dim"]:
     """See `hybridrt.kernels.mla_attention`."""
@@ -87,12 +87,12 @@ def _decode(
     c_kv: Float[Tensor, "blocks block_size rank"],
     k_pe: Float[Tensor, "blocks block_size rope_dim"],
     pages: TokenPages,
-    batch: ForwardBatch,
+    batch: Rows,
     scale: float,
 ) -> Float[Tensor, "rows heads rank"]:
     """All heads are queries of the one latent head. The latent is its own value."""
     rows, rank = q.shape[0], c_kv.shape[-1]
-    max_tokens = max(batch.context_lens[:rows]) + 1
+    max_tokens = batch.longest_decode
     table = pages.page_table[:rows, : blocks_for(max_tokens, c_kv.shape[1])]
     valid = valid_tokens(batch.seq_lens[:rows], max_tokens)
     k = torch.cat([gather_rows(part[None], table, valid) for part in (c_kv, k_pe)], dim=-1)

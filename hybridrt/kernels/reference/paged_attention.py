@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from hybridrt.batch import ForwardBatch, Prefill, TokenPages
+from hybridrt.batch import Prefill, Rows, TokenPages
 from hybridrt.kernels.reference.gather import blocks_for, gather_row, gather_rows, valid_tokens
 
 QUERY_BLOCK = 512  # queries behind a context at once: bounds the mask's memory
@@ -15,7 +15,7 @@ def paged_attention(
     q: Float[Tensor, "tokens heads head_dim_k"],
     kv: Float[Tensor, "blocks kv_heads block_size content"],
     pages: TokenPages,
-    batch: ForwardBatch,
+    batch: Rows,
     scale: float,
 ) -> Float[Tensor, "tokens heads head_dim_v"]:
     """See `hybridrt.kernels.paged_attention`."""
@@ -34,12 +34,12 @@ def _decode(
     q: Float[Tensor, "rows heads head_dim_k"],
     cache: Float[Tensor, "kv_heads blocks block_size content"],
     pages: TokenPages,
-    batch: ForwardBatch,
+    batch: Rows,
     scale: float,
 ) -> Float[Tensor, "rows heads head_dim_v"]:
     """One query a row. The query heads of a group are the queries of their key head."""
     rows, _, head_dim_k = q.shape
-    max_tokens = max(batch.context_lens[:rows]) + 1
+    max_tokens = batch.longest_decode
     table = pages.page_table[:rows, : blocks_for(max_tokens, cache.shape[2])]
     valid = valid_tokens(batch.seq_lens[:rows], max_tokens)
     kv = gather_rows(cache, table, valid)

@@ -5,7 +5,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn.functional import pad
 
-from hybridrt.batch import ForwardBatch
+from hybridrt.batch import Rows
 from hybridrt.kernels.reference.states import load_states, store_states
 
 LONGEST_CHUNK = 64  # decays between tokens are computed per pair: longer chunks waste time
@@ -21,7 +21,7 @@ def ssd(
     D: Float[Tensor, " heads"],
     ssm_state: Float[Tensor, "pages heads head_dim state_size"],
     pages: Int64[Tensor, " rows"],
-    batch: ForwardBatch,
+    batch: Rows,
     chunk_size: int,
 ) -> Float[Tensor, "tokens heads head_dim"]:
     """See `hybridrt.kernels.ssd`."""
@@ -30,7 +30,7 @@ def ssd(
     args = (A.float(), B.float(), C.float(), D.float(), ssm_state, pages)
     if n:
         y[:n] = decode(x[:n], dt[:n], *args)
-    if n < len(batch.query_lens):
+    if n < batch.num_rows:
         prefill(y, x, dt, *args, batch, chunk_size)
     return y
 
@@ -63,7 +63,7 @@ def prefill(
     D: Float[Tensor, " heads"],
     ssm_state: Float[Tensor, "pages heads head_dim state_size"],
     pages: Int64[Tensor, " rows"],
-    batch: ForwardBatch,
+    batch: Rows,
     chunk_size: int,
 ) -> None:
     """Writes the prefill rows' part of y."""
