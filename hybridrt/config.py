@@ -55,9 +55,11 @@ class EngineConfig(Value):
         cache_policy: `"paged"`, or `"contiguous"` (one page as long as the model).
         page_size: tokens in a page of attention and MLA layers.
         kernel_block_size: tokens that a kernel indexes at once; divides `page_size`.
-            `None`: the environment's `HYBRIDRT_KERNEL_BLOCK_SIZE`, else a page.
+            `None`: the environment's `HYBRIDRT_KERNEL_BLOCK_SIZE`, else in each group
+            the largest that the kernels of all its layers can index.
         kv_layout: `"HND"` (heads before tokens) or `"NHD"` inside a kernel block.
-        kv_cache_dtype: of cached keys and values; `"auto"` is the model's.
+        kv_cache_dtype: of cached keys and values: `"auto"` is the model's; `"fp8_e4m3"`
+            and `"int8"` are quantised (see `hybridrt.kernels.quantise` for their errors).
         state_dtype: of SSM states.
         enable_prefix_caching: reuse of prefixes, which is not there yet: either value
             computes every prompt, and outputs say so in their `cache_note`.
@@ -82,7 +84,7 @@ class EngineConfig(Value):
         default_factory=_kernel_block_size_of_environment, validate_default=True
     )
     kv_layout: Literal["HND", "NHD"] = "HND"
-    kv_cache_dtype: Literal["auto"] = "auto"
+    kv_cache_dtype: Literal["auto", "fp8_e4m3", "int8"] = "auto"
     state_dtype: Literal["float32", "bfloat16"] = "float32"
     enable_prefix_caching: bool = True
     checkpoint_interval: None = None

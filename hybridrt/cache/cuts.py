@@ -4,20 +4,50 @@ A slab of `S` bytes cut into `n` pages of a group gives each page `S / n` bytes.
 The only condition is that `S` is a multiple of `16 * n * r` for every group, `r`
 being the kernel blocks in its page. So the search tries 1, 2, 3 ... of the largest
 pages in a slab and, for every other group, the cuts that come nearest, and weighs
-the padding inside pages against the part of a small pool that half-filled slabs
-take.
+the padding inside pages against the part of the pool that half-filled slabs take.
+A sequence's states may also be split by layers over several pages, which makes the
+largest page, and with it the slab, smaller.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import lcm
+
+import numpy as np
+from jaxtyping import Int64
 
 from hybridrt.cache.spec import ALIGNMENT
 
-MOST_LARGEST_PAGES = 8  # more of them gain nothing: the padding is at its floor before
+MOST_LARGEST_PAGES = 8  # more of them gain little: the padding is near its floor before
 LEAST_SLABS = 32  # fewer make groups wait for each other
-COMBINATIONS = 4096  # tried per number of largest pages, over all groups
+COMBINATIONS = 2048  # of counts tried per number of largest pages, over all groups
+NEAREST = 48  # counts tried for one group
+MOST_LARGEST_PAGES_OF_ALL = 32  # where nothing else is good enough
+ACCEPTED_PADDING = 0.03  # beyond it the search goes on with larger slabs and uneven splits
+UNEVEN = 0.005  # what a split may leave free in its pages, while there is a better one
+SPLIT_COST = 0.0002  # of one more page a sequence: about its share of a step's bookkeeping
+TOO_LARGE = 2**45  # bytes: a common multiple beyond it is of no use
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A sequence's layers in `parts` pages: part j has those from `starts[j]` on."""
+
+    starts: tuple[int, ...]
+    page_bytes: int  # what the fullest part needs
+
+    @property
+    def parts(self) -> int:
+        return len(self.starts)
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a group needs: `num_bytes` in all its parts, in pages of `blocks` kernel blocks."""
+
+    num_bytes: int
+    blocks: int
+    splits: tuple[Split, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,62 +57,168 @@ class Cut:
     slab_bytes: int
     num_slabs: int
     counts: tuple[int, ...]
+    splits: tuple[Split, ...]
+    padding: float
+    """The largest share of a group's pages that nothing uses."""
 
 
-def find_cuts(page_bytes: Sequence[int], blocks: Sequence[int], memory: int) -> Cut:
-    """The best slab for groups whose pages need `page_bytes` in `blocks` kernel blocks.
+def whole(num_bytes: int, blocks: int) -> Need:
+    """The need of a group that isn't split."""
+    return Need(num_bytes, blocks, (Split((0,), num_bytes),))
+
+
+def splittable(layer_bytes: Sequence[int]) -> Need:
+    """The need of states of these layers, which may stand in one page or in several."""
+    numbers = {n for n in range(1, len(layer_bytes) + 1) if len(layer_bytes) % n == 0}
+    numbers |= {n for n in (2, 3, 4, 6, 8, 12, 16, 24, 32) if n < len(layer_bytes)}
+    splits = {split.starts: split for split in (_split(layer_bytes, n) for n in sorted(numbers))}
+    return Need(sum(layer_bytes), 1, tuple(splits.values()))
+
+
+def find_cuts(needs: Sequence[Need], memory: int) -> Cut:
+    """The best slab for these groups.
+
+    Where no cut of evenly split states pads less than 3 %, larger slabs and uneven
+    splits are tried too, and the least bad is taken.
 
     Raises:
         ValueError: no slab leaves one for each group in `memory` bytes.
     """
-    if not page_bytes:
-        return Cut(0, 0, ())
-    best: Cut | None = None
-    best_cost = float("inf")
-    for num_largest in range(1, MOST_LARGEST_PAGES + 1):
-        for slab_bytes, counts in _candidates(page_bytes, blocks, num_largest):
-            num_slabs = memory // slab_bytes
-            cost = _cost(page_bytes, slab_bytes, counts, memory)
-            if cost < best_cost and num_slabs >= len(page_bytes):
-                best, best_cost = Cut(slab_bytes, num_slabs, counts), cost
+    if not needs:
+        return Cut(0, 0, (), (), 0.0)
+    best = _search(needs, memory, MOST_LARGEST_PAGES, UNEVEN)
+    if best is None or best.padding >= ACCEPTED_PADDING:
+        best = _search(needs, memory, MOST_LARGEST_PAGES_OF_ALL, 1.0) or best
     if best is None:
-        raise ValueError(_too_little(page_bytes, blocks, memory))
+        raise ValueError(_too_little(needs, memory))
     return best
 
 
-def _candidates(
-    page_bytes: Sequence[int], blocks: Sequence[int], num_largest: int
-) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Slabs of about `num_largest` of the largest pages, each with the groups' cuts."""
-    target = num_largest * max(page_bytes)
-    groups = len(page_bytes)
-    spread = round(COMBINATIONS ** (1 / max(1, groups - 1))) if groups > 1 else 1
-    options = [_near(target // need, min(spread, 64)) for need in page_bytes]
-    options[page_bytes.index(max(page_bytes))] = range(num_largest, num_largest + 1)
-    for counts in product(*options):
-        unit = lcm(*(ALIGNMENT * n * r for n, r in zip(counts, blocks, strict=True)))
-        need = max(n * size for n, size in zip(counts, page_bytes, strict=True))
-        yield -(-need // unit) * unit, counts
+def _search(needs: Sequence[Need], memory: int, most_largest: int, uneven: float) -> Cut | None:
+    best: Cut | None = None
+    best_cost = float("inf")
+    for splits in product(*(_even(need, uneven) for need in needs)):
+        for num_largest in range(1, most_largest + 1):
+            counts = _counts([split.page_bytes for split in splits], num_largest)
+            found = _cheapest(needs, splits, counts, memory)
+            if found is not None and found[0] < best_cost:
+                best_cost, best = found
+    return best
+
+
+def _even(need: Need, uneven: float) -> list[Split]:
+    """The splits that leave little free in their own pages."""
+    limit = need.num_bytes * (1 + uneven)
+    return [s for s in need.splits if s.parts == 1 or s.parts * s.page_bytes <= limit]
+
+
+def _counts(page_bytes: Sequence[int], num_largest: int) -> Int64[np.ndarray, "cuts groups"]:
+    """Pages in a slab of about `num_largest` of the largest, all combinations near it."""
+    largest = max(page_bytes)
+    spread = max(2, min(NEAREST, round(COMBINATIONS ** (1 / max(1, len(page_bytes) - 1)))))
+    options = [_near(num_largest * largest // need, spread) for need in page_bytes]
+    options[page_bytes.index(largest)] = range(num_largest, num_largest + 1)
+    grid = np.meshgrid(*(np.array(option, np.int64) for option in options), indexing="ij")
+    return np.stack([axis.ravel() for axis in grid], axis=1)
 
 
 def _near(count: int, spread: int) -> range:
-    return range(max(1, count - spread + 1), count + 2)
+    return range(max(1, count - spread + 2), count + 2)
 
 
-def _cost(page_bytes: Sequence[int], slab_bytes: int, counts: Sequence[int], memory: int) -> float:
-    """The share of the pool lost to padding, and to slabs that are half full.
+def _cheapest(
+    needs: Sequence[Need],
+    splits: Sequence[Split],
+    counts: Int64[np.ndarray, "cuts groups"],
+    memory: int,
+) -> tuple[float, Cut] | None:
+    """Of these counts those of the least cost, if any leaves a slab for each group.
 
-    Fewer than `LEAST_SLABS` is worse than any padding, where it can be helped.
+    The cost is the share of the pool that is lost to padding, and to slabs that are half
+    full: one for each group, if there are several. Fewer than `LEAST_SLABS` is worse than
+    any padding, where it can be helped.
     """
-    padding = max(1 - n * size / slab_bytes for n, size in zip(counts, page_bytes, strict=True))
-    half_full = len(page_bytes) * slab_bytes / (2 * memory) if len(page_bytes) > 1 else 0.0
-    too_few = max(0, LEAST_SLABS - memory // slab_bytes) / LEAST_SLABS
-    return padding + half_full + too_few
+    groups = len(needs)
+    slab = _slab_bytes(needs, splits, counts)
+    strides = slab[:, None] // counts
+    held = np.array([split.parts for split in splits]) * strides
+    padding = (1 - np.array([need.num_bytes for need in needs]) / held).max(axis=1)
+    half_full = groups * slab / (2 * memory) if groups > 1 else 0.0
+    num_slabs = memory // slab
+    too_few = np.maximum(0, LEAST_SLABS - num_slabs) / LEAST_SLABS
+    split_cost = SPLIT_COST * sum(split.parts - 1 for split in splits)
+    possible = num_slabs >= _least_slabs(splits, counts)
+    cost = np.where(possible, padding + half_full + too_few + split_cost, np.inf)
+    i = int(cost.argmin())
+    if cost[i] == np.inf:
+        return None
+    cut = Cut(
+        slab_bytes=int(slab[i]),
+        num_slabs=int(num_slabs[i]),
+        counts=tuple(counts[i].tolist()),
+        splits=tuple(splits),
+        padding=float(padding[i]),
+    )
+    return float(cost[i]), cut
 
 
-def _too_little(page_bytes: Sequence[int], blocks: Sequence[int], memory: int) -> str:
-    least = min(slab for slab, _ in _candidates(page_bytes, blocks, 1)) * len(page_bytes)
+def _least_slabs(
+    splits: Sequence[Split], counts: Int64[np.ndarray, "cuts groups"]
+) -> Int64[np.ndarray, " cuts"]:
+    """Slabs for one page of every part of every group."""
+    parts = np.array([split.parts for split in splits])
+    return (-(-parts // counts)).sum(axis=1)
+
+
+def _slab_bytes(
+    needs: Sequence[Need], splits: Sequence[Split], counts: Int64[np.ndarray, "cuts groups"]
+) -> Int64[np.ndarray, " cuts"]:
+    """The smallest slab that each row of counts can cut, in multiples of all alignments."""
+    unit = np.ones(len(counts), np.int64)
+    for g, need in enumerate(needs):
+        unit = np.minimum(np.lcm(unit, ALIGNMENT * need.blocks * counts[:, g]), TOO_LARGE)
+    least = (counts * np.array([split.page_bytes for split in splits])).max(axis=1)
+    return -(-least // unit) * unit
+
+
+def _split(layer_bytes: Sequence[int], parts: int) -> Split:
+    """At most `parts` runs of layers whose largest is as small as can be."""
+    low, high = max(layer_bytes), sum(layer_bytes)
+    while low < high:
+        middle = (low + high) // 2
+        if len(_runs(layer_bytes, middle)) <= parts:
+            high = middle
+        else:
+            low = middle + 1
+    runs = list(_runs(layer_bytes, low))
+    ends = [*runs[1:], len(layer_bytes)]
+    sizes = [sum(layer_bytes[a:b]) for a, b in zip(runs, ends, strict=True)]
+    return Split(tuple(runs), max(sizes))
+
+
+def _runs(layer_bytes: Sequence[int], limit: int) -> list[int]:
+    """Where runs of layers begin, of which none takes more than `limit` bytes."""
+    starts, size = [0], 0
+    for index, num_bytes in enumerate(layer_bytes):
+        if size + num_bytes > limit:
+            starts.append(index)
+            size = 0
+        size += num_bytes
+    return starts
+
+
+def _too_little(needs: Sequence[Need], memory: int) -> str:
+    least = min(_least_memory(needs))
     return (
         f"cache_memory={memory} bytes is not enough for one page of each of the "
-        f"{len(page_bytes)} cache groups, which take {least} bytes; raise cache_memory"
+        f"{len(needs)} cache groups, which take {least} bytes; raise cache_memory"
     )
+
+
+def _least_memory(needs: Sequence[Need]) -> Iterator[int]:
+    """Bytes that one sequence takes, for every split and number of pages that is tried."""
+    for splits in product(*(need.splits for need in needs)):
+        for num_largest in range(1, MOST_LARGEST_PAGES_OF_ALL + 1):
+            counts = _counts([split.page_bytes for split in splits], num_largest)
+            slab = _slab_bytes(needs, splits, counts)
+            yield int((slab * _least_slabs(splits, counts)).min())

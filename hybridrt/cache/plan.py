@@ -1,22 +1,28 @@
 """The plan: how many bytes a slab, a page and a kernel block of each group take.
 
-Layers of the same kind and the same tokens per kernel block form a group and
-share one page table. Every group cuts a slab into its own whole number of equal
-pages (see docs/cache.md for why this wastes so little), and everything is known
-before a byte is allocated.
+Every group cuts a slab into its own whole number of equal pages (see docs/cache.md for
+why this wastes so little), and everything is known before a byte is allocated.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from hybridrt.cache.cuts import Cut, find_cuts
-from hybridrt.cache.spec import Cached, CacheSpec, Kind
-from hybridrt.config import EngineConfig
+from hybridrt.cache.cuts import ACCEPTED_PADDING
+from hybridrt.cache.spec import Kind, Window
+
+UNENDING = 2**40
+"""Tokens: more than any sequence has."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
-    """One group. `page_bytes` is what its layers need, `page_stride` what a page gets."""
+    """One group. `page_bytes` is what its layers need, `page_stride` what a page gets.
+
+    A sequence holds a page for every `page_size` tokens, those behind its `window` only
+    while a token still sees them. In a group of the kind `state` (no `page_size`) it
+    holds `parts` pages, each with the states of some of the layers; `page_bytes` is then
+    what the fullest needs, and `sequence_bytes` what all need together.
+    """
 
     name: str
     kind: Kind
@@ -26,6 +32,9 @@ class GroupPlan:
     page_bytes: int
     page_stride: int
     pages_per_slab: int
+    window: Window | None = None
+    parts: int = 1
+    sequence_bytes: int = 0
 
     @property
     def blocks_per_page(self) -> int:
@@ -38,20 +47,46 @@ class GroupPlan:
         return self.page_stride // self.blocks_per_page
 
     @property
-    def padding_percent(self) -> float:
-        """The share of a page that no layer uses."""
-        return 100 * (1 - self.page_bytes / self.page_stride)
+    def padding_bytes(self) -> int:
+        """Bytes that no layer uses, in a page or in all the parts of a state."""
+        needed = self.sequence_bytes if self.page_size is None else self.page_bytes
+        return self.parts * self.page_stride - needed
 
-    def pages_for(self, num_tokens: int) -> int:
-        """Pages that a sequence of that many tokens holds."""
+    @property
+    def padding_percent(self) -> float:
+        """The share of a group's pages that no layer uses."""
+        return 100 * self.padding_bytes / (self.parts * self.page_stride)
+
+    def first_kept(self, num_tokens: int) -> int:
+        """The first token that is kept of a sequence of that many, for those to come."""
+        return 0 if self.window is None else self.window.first_visible(num_tokens)
+
+    def pages_for(self, num_tokens: int, first: int = 0) -> int:
+        """Pages that hold the tokens `first` to `num_tokens - 1` of a sequence."""
         if num_tokens <= 0:
             return 0
-        return 1 if self.page_size is None else -(-num_tokens // self.page_size)
+        if self.page_size is None:
+            return self.parts
+        return -(-num_tokens // self.page_size) - first // self.page_size
+
+    def most_pages(self, num_tokens: int) -> int:
+        """The most pages that a sequence holds while it grows to that length by a page at a time.
+
+        For a window that is one page more than it fills, of which it sees two in part.
+        """
+        pages = self.pages_for(num_tokens)
+        if self.window is None or self.page_size is None:
+            return pages
+        return min(pages, -(-(self.window.size - 1) // self.page_size) + 1)
 
 
 @dataclass(frozen=True, slots=True)
 class LayerPlan:
-    """One cached layer. `offset` is its first byte within a kernel block of its group."""
+    """One cached layer. `offset` is its first byte within a kernel block of its group.
+
+    In a split state group the page is the one of `part`. `bytes_per_sequence` is what a
+    state takes, or a full window.
+    """
 
     index: int
     name: str
@@ -66,6 +101,8 @@ class LayerPlan:
     states: tuple[tuple[str, tuple[int, ...], str], ...]
     offset: int
     block_bytes: int
+    window: Window | None = None
+    part: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,22 +125,56 @@ class CachePlan:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes that grow with every token of a sequence, over all layers."""
-        return sum(layer.bytes_per_token for layer in self.layers)
+        """Bytes that grow with every token of a sequence, over all layers without a window."""
+        return sum(layer.bytes_per_token for layer in self.layers if layer.kind == "full")
 
     @property
     def bytes_per_sequence(self) -> int:
-        """Bytes that every sequence takes whatever its length, over all layers."""
-        return sum(layer.bytes_per_sequence for layer in self.layers)
+        """Bytes of states, which every sequence takes whatever its length, over all layers."""
+        return sum(layer.bytes_per_sequence for layer in self.layers if layer.kind == "state")
+
+    @property
+    def bytes_per_window_token(self) -> int:
+        """Bytes of a token in the layers that keep it only as long as it is seen."""
+        return sum(layer.bytes_per_token for layer in self.layers if layer.kind == "window")
+
+    @property
+    def least_shared_prompt(self) -> int:
+        """Tokens of the shortest prompt that can begin with a whole page of another's.
+
+        The last token is always computed, since its logits are wanted.
+        """
+        return max((group.page_size or 1 for group in self.groups), default=0) + 1
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is worse in this plan than one would expect, and why."""
+        if self.padding_percent < 100 * ACCEPTED_PADDING:
+            return ()
+        worst = max(self.groups, key=lambda group: group.padding_percent)
+        return (
+            f"No cut of {self.pool_bytes:,} bytes pads less than {100 * ACCEPTED_PADDING:.0f} %: "
+            f"group {worst.name!r} has {worst.padding_percent:.1f} %. A larger cache_memory or a "
+            f"smaller page_size allows better cuts.",
+        )
 
     def group(self, name: str) -> GroupPlan:
         """The group of that name."""
         return next(group for group in self.groups if group.name == name)
 
+    def bytes_for(self, num_tokens: int) -> int:
+        """Bytes that a sequence of that many tokens needs, without any rounding."""
+        windows = (
+            layer.bytes_per_token * min(num_tokens, layer.window.size)
+            for layer in self.layers
+            if layer.window is not None
+        )
+        return self.bytes_per_sequence + num_tokens * self.bytes_per_token + sum(windows)
+
     def slabs_for(self, num_tokens: int, num_sequences: int = 1) -> int:
         """Slabs that so many sequences of so many tokens each need, with no other running."""
         return sum(
-            -(-num_sequences * group.pages_for(num_tokens) // group.pages_per_slab)
+            -(-num_sequences * group.most_pages(num_tokens) // group.pages_per_slab)
             for group in self.groups
         )
 
@@ -115,8 +186,14 @@ class CachePlan:
 
     def longest_sequence(self) -> int | None:
         """Tokens of the longest sequence that fits alone; None: any length does."""
-        if all(group.page_size is None for group in self.groups):
-            return None if self.slabs_for(1) <= self.num_slabs else 0
+        fits = self.slabs_for(1) <= self.num_slabs
+        if not any(group.kind == "full" for group in self.groups):
+            return None if self.slabs_for(UNENDING) <= self.num_slabs else self._longest(fits)
+        return self._longest(fits)
+
+    def _longest(self, fits: bool) -> int | None:
+        if not fits:
+            return 0
         return _largest(lambda tokens: self.slabs_for(tokens) <= self.num_slabs, self)
 
     def explain(self) -> str:
@@ -124,115 +201,6 @@ class CachePlan:
         from hybridrt.cache.explain import explain
 
         return explain(self)
-
-
-def plan(layers: Mapping[str, Cached], config: EngineConfig, memory: int) -> CachePlan:
-    """Sizes the cache of these layers, by name, for `memory` bytes.
-
-    `config` gives `page_size`, `kernel_block_size` and `cache_policy`; with the
-    policy `contiguous` it gives `max_model_len` too, the tokens of the one page.
-
-    Every layer has its `CacheFormat` already, with the kernel block size that
-    `token_sizes(config)` gives.
-
-    Raises:
-        ValueError: `memory` doesn't hold one page of every group.
-    """
-    page_size, _ = token_sizes(config)
-    specs = {name: layer.cache_spec for name, layer in layers.items()}
-    members = _group(specs)
-    pages = [_page_need(specs, names, page_size) for names in members.values()]
-    cut = find_cuts([need for need, _ in pages], [r for _, r in pages], memory)
-    groups = tuple(
-        _group_plan(name, names, specs, page_size, need, n, cut)
-        for (name, names), (need, _), n in zip(members.items(), pages, cut.counts, strict=True)
-    )
-    return CachePlan(cut.slab_bytes, cut.num_slabs, groups, _layer_plans(layers, specs, groups))
-
-
-def token_sizes(config: EngineConfig) -> tuple[int, int]:
-    """Tokens of a page and of a kernel block."""
-    if config.cache_policy == "paged":
-        return config.page_size, config.kernel_block_size or config.page_size
-    assert config.max_model_len is not None, "the engine sets it before it plans"
-    block = config.kernel_block_size or config.page_size
-    return -(-config.max_model_len // block) * block, block
-
-
-def _group(specs: Mapping[str, CacheSpec]) -> dict[str, list[str]]:
-    """Group name -> layer names. One format holds for all layers, so a kind is a group."""
-    members: dict[str, list[str]] = {}
-    for name, spec in specs.items():
-        members.setdefault(spec.kind, []).append(name)
-    return members
-
-
-def _page_need(
-    specs: Mapping[str, CacheSpec], names: Sequence[str], page_size: int
-) -> tuple[int, int]:
-    """Bytes that a page of these layers needs, and its number of kernel blocks."""
-    tokens = specs[names[0]].tokens
-    blocks = 1 if tokens is None else page_size // tokens
-    return blocks * sum(specs[name].block_bytes for name in names), blocks
-
-
-def _group_plan(
-    name: str,
-    names: Sequence[str],
-    specs: Mapping[str, CacheSpec],
-    page_size: int,
-    page_bytes: int,
-    count: int,
-    cut: Cut,
-) -> GroupPlan:
-    spec = specs[names[0]]
-    return GroupPlan(
-        name=name,
-        kind=spec.kind,
-        layers=tuple(names),
-        page_size=None if spec.tokens is None else page_size,
-        kernel_block_size=spec.tokens,
-        page_bytes=page_bytes,
-        page_stride=cut.slab_bytes // count,
-        pages_per_slab=count,
-    )
-
-
-def _layer_plans(
-    layers: Mapping[str, Cached], specs: Mapping[str, CacheSpec], groups: Sequence[GroupPlan]
-) -> tuple[LayerPlan, ...]:
-    group_of = {name: group for group in groups for name in group.layers}
-    next_offset = dict.fromkeys((group.name for group in groups), 0)
-    plans: list[LayerPlan] = []
-    for index, (name, layer) in enumerate(layers.items()):
-        spec, group = specs[name], group_of[name]
-        plans.append(_layer_plan(index, name, layer, spec, group, next_offset[group.name]))
-        next_offset[group.name] += spec.block_bytes
-    return tuple(plans)
-
-
-def _layer_plan(
-    index: int, name: str, layer: Cached, spec: CacheSpec, group: GroupPlan, offset: int
-) -> LayerPlan:
-    state_bytes = sum(state.num_bytes for state in spec.states)
-    return LayerPlan(
-        index=index,
-        name=name,
-        kind=spec.kind,
-        mixer=layer.mixer,
-        group=group.name,
-        page_size=group.page_size,
-        kernel_block_size=group.kernel_block_size,
-        bytes_per_page=group.blocks_per_page * spec.block_bytes,
-        bytes_per_token=state_bytes // spec.tokens if spec.tokens else 0,
-        bytes_per_sequence=0 if spec.tokens else state_bytes,
-        states=tuple(
-            (state.name, state.shape, str(state.dtype).removeprefix("torch."))
-            for state in spec.states
-        ),
-        offset=offset,
-        block_bytes=spec.block_bytes,
-    )
 
 
 def _largest(fits: Callable[[int], bool], plan: CachePlan) -> int | None:

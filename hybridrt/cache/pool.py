@@ -1,6 +1,8 @@
 """The pool: the one allocation that all cached layers have their views of."""
 
+import itertools
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 from jaxtyping import UInt8
@@ -11,6 +13,14 @@ from hybridrt.cache.plan import CachePlan, GroupPlan, LayerPlan
 from hybridrt.cache.slabs import SlabAllocator
 
 POISON = 0xFF  # every float format reads these bytes as NaN
+
+
+class PageCopy(NamedTuple):
+    """The bytes of one page of a group, to be copied into another."""
+
+    group: int
+    source: PhysicalId
+    target: PhysicalId
 
 
 class Pool:
@@ -55,6 +65,13 @@ class Pool:
         freed = [page for page in pages if self.allocator.release(group, page)]
         if self._poison and freed:
             self._page_view(self.plan.groups[group])[torch.tensor(freed)] = POISON
+
+    def copy(self, copies: Iterable[PageCopy]) -> None:
+        """Copies pages, each within its group."""
+        for group, pages in itertools.groupby(copies, key=lambda copy: copy.group):
+            view = self._page_view(self.plan.groups[group])
+            _, sources, targets = zip(*pages, strict=True)
+            view[torch.tensor(targets)] = view[torch.tensor(sources)]
 
     def _page_view(self, group: GroupPlan) -> UInt8[Tensor, "num_pages page_stride"]:
         return self.bytes.view(-1).unflatten(0, (-1, group.page_stride))

@@ -30,10 +30,16 @@ class Window:
     chunked: bool = False
 
     def first_visible(self, position: int) -> int:
-        """The first token that the one at `position` sees, and every later one at most."""
+        """The first token that the one at `position` sees. No later one sees an earlier."""
         if self.chunked:
             return position // self.size * self.size
         return max(0, position - self.size + 1)
+
+    def unseen_from(self, token: int) -> int:
+        """The first position at which `token` is not seen any more."""
+        if self.chunked:
+            return (token // self.size + 1) * self.size
+        return token + self.size
 
 
 def align(num_bytes: int) -> int:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable
+from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 
 from hybridrt.cache.plan import CachePlan
@@ -55,7 +56,7 @@ class Engine:
         )
         self.pool = load(blueprint, progress=progress)
         self.pages = SequencePages(self.pool)
-        self._scheduler = Scheduler(self.config, self.pages)
+        self._scheduler = Scheduler(self.config, self.pages, self.eos_token_ids)
         self._runner = Runner(
             self.model,
             self.pages,
@@ -133,32 +134,35 @@ class Engine:
             if sequence.finish_reason is None:
                 self._scheduler.remove(sequence)
 
-    def _commit(self, rows: Iterable[Row], results: Iterable[RowResult]) -> list[RequestOutput]:
-        self._scheduler.commit(rows)
+    def _commit(self, rows: Rows[Row], results: Rows[RowResult]) -> list[RequestOutput]:
         touched: dict[str, None] = {}
         for row, result in zip(rows, results, strict=True):
-            sequence = row.sequence
-            if sequence.prompt_logprobs is not None:
-                sequence.prompt_logprobs.extend(result.prompt_logprobs)
+            if row.sequence.prompt_logprobs is not None:
+                row.sequence.prompt_logprobs.extend(result.prompt_logprobs)
             if result.token is not None:
-                self._take_token(sequence, result)
-                touched[sequence.request.request_id] = None
+                self._note_token(row.sequence, result)
+                touched[row.sequence.request.request_id] = None
+        self._scheduler.commit(rows, [result.token for result in results])
+        self._switch_rope(rows)
         return [self._output(request_id) for request_id in touched]
 
-    def _take_token(self, sequence: Sequence, result: RowResult) -> None:
-        assert result.token is not None
+    def _note_token(self, sequence: Sequence, result: RowResult) -> None:
         entry = self._entries[sequence.request.request_id]
         if entry.first_token_time is None:
             entry.first_token_time = time.monotonic()
         if sequence.logprobs is not None and result.logprobs is not None:
+            assert result.token is not None
             sequence.logprobs.append(result.logprobs)
             sequence.cumulative_logprob += result.logprobs[result.token].logprob
-        sequence.append(result.token, self.eos_token_ids)
-        if sequence.finish_reason is not None:
-            self._scheduler.remove(sequence)
-        elif len(sequence.token_ids) - 1 == self.model.rope_switch_length:
-            # From here on other rotary frequencies hold, for the tokens before too.
-            self._scheduler.preempt(sequence)
+
+    def _switch_rope(self, rows: Iterable[Row]) -> None:
+        """Lets sequences start over for which other rotary frequencies hold from here on."""
+        switch = self.model.rope_switch_length
+        if switch is None:
+            return
+        for sequence in (row.sequence for row in rows):
+            if sequence.finish_reason is None and len(sequence.token_ids) - 1 == switch:
+                self._scheduler.preempt(sequence)
 
     def _output(self, request_id: str) -> RequestOutput:
         entry = self._entries[request_id]

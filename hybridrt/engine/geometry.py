@@ -16,8 +16,7 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import Field, PositiveInt, field_validator
 
-from hybridrt.cache.plan import token_sizes
-from hybridrt.cache.spec import Cached, CacheSpec, State
+from hybridrt.cache.spec import Cached, CacheSpec, State, Window
 from hybridrt.config import EngineConfig
 from hybridrt.engine.checkpoint import read_json_object
 from hybridrt.values import Value
@@ -38,27 +37,28 @@ class Geometry:
 
 
 class AttentionGeometry(Value):
-    """Keys and values of every token. `head_dim_v` is that of values, if it is another."""
+    """Keys and values of every token, or of those in a `window`, which is sliding or chunked.
+
+    `head_dim_v` is the size of values, if it is another.
+    """
 
     kind: Literal["attention"]
     num_kv_heads: PositiveInt
     head_dim: PositiveInt
     head_dim_v: PositiveInt | None = None
     dtype: _Dtype
-    window: None = None
-
-    @field_validator("window", mode="before")
-    @classmethod
-    def _no_window(cls, window: Any) -> None:
-        if window is not None:
-            raise ValueError("layers of the kind 'window' can't be planned yet; should be null")
+    window: PositiveInt | None = None
+    chunked: bool = False
 
     def spec(self, config: EngineConfig) -> CacheSpec:
         """What a kernel block holds."""
-        heads, (_, tokens) = self.num_kv_heads, token_sizes(config)
+        heads, tokens = self.num_kv_heads, _kernel_block_size(config)
         axes = (heads, tokens) if config.kv_layout == "HND" else (tokens, heads)
         content = self.head_dim + (self.head_dim_v or self.head_dim)
-        return CacheSpec("full", (State("kv", (*axes, content), _DTYPES[self.dtype]),), tokens)
+        kv = (State("kv", (*axes, content), _DTYPES[self.dtype]),)
+        if self.window is None:
+            return CacheSpec("full", kv, tokens)
+        return CacheSpec("window", kv, tokens, Window(self.window, self.chunked))
 
 
 class MLAGeometry(Value):
@@ -71,7 +71,7 @@ class MLAGeometry(Value):
 
     def spec(self, config: EngineConfig) -> CacheSpec:
         """What a kernel block holds."""
-        _, tokens = token_sizes(config)
+        tokens = _kernel_block_size(config)
         sizes = {"c_kv": self.kv_lora_rank, "k_pe": self.qk_rope_head_dim}
         dtype = _DTYPES[self.dtype]
         states = tuple(State(name, (tokens, size), dtype) for name, size in sizes.items())
@@ -100,12 +100,20 @@ class StateGeometry(Value):
 _KINDS = {"attention": AttentionGeometry, "mla": MLAGeometry, "state": StateGeometry}
 
 
+def _kernel_block_size(config: EngineConfig) -> int:
+    return config.kernel_block_size or config.page_size
+
+
 @dataclass(frozen=True, slots=True)
 class _Layer:
     """One layer as the planner takes it."""
 
     mixer: str
     cache_spec: CacheSpec
+
+    def supports_kernel_block_size(self, tokens: int) -> bool:
+        """Any: no kernel runs here."""
+        return True
 
 
 def load_geometry(path: Path, config: EngineConfig) -> Geometry:

@@ -3,13 +3,14 @@
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from hybridrt.cache.plan import CachePlan, plan, token_sizes
+from hybridrt.cache.plan import CachePlan
+from hybridrt.cache.planner import choose_kernel_block_sizes, plan
 from hybridrt.cache.pool import Pool
 from hybridrt.cache.spec import CacheFormat
 from hybridrt.config import EngineConfig
@@ -82,7 +83,7 @@ def load(blueprint: Blueprint, *, progress: bool) -> Pool:
     layers = model.cached_layers()
     for layer_plan in blueprint.plan.layers:
         layer = layers[layer_plan.name]
-        layer.cache_group = layer_plan.group
+        layer.cache_group, layer.cache_part = layer_plan.group, layer_plan.part
         layer.bind_kv_cache(pool.layer_pages(layer_plan))
     return pool
 
@@ -131,12 +132,18 @@ def _longest(model: CausalLM, asked: int | None) -> int:
 
 
 def _set_formats(model: CausalLM, config: EngineConfig, device: torch.device) -> None:
-    _, kernel_block_size = token_sizes(config)
-    cache_format = CacheFormat(kernel_block_size, config.kv_layout, DTYPES[config.state_dtype])
+    layers = model.cached_layers()
+    cache_format = CacheFormat(
+        kv_layout=config.kv_layout,
+        kv_cache_dtype=config.kv_cache_dtype,
+        state_dtype=DTYPES[config.state_dtype],
+    )
     backend = choose_state_backend(config.state_backend, device)
-    for layer in model.cached_layers().values():
+    for layer in layers.values():
         layer.cache_format = cache_format
         layer.state_backend = backend
+    for name, tokens in choose_kernel_block_sizes(layers, config).items():
+        layers[name].cache_format = replace(cache_format, kernel_block_size=tokens)
 
 
 def _plan(model: CausalLM, config: EngineConfig, device: torch.device) -> CachePlan:

@@ -1,15 +1,15 @@
-"""The runner: builds the batch of a step, runs the model, samples."""
+"""The runner: runs the model on the rows of a step, and samples."""
 
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from hybridrt.batch import ForwardBatch, StatePages, TokenPages
+from hybridrt.batch import ForwardBatch
 from hybridrt.cache.plan import GroupPlan
 from hybridrt.cache.sequence_pages import SequencePages
+from hybridrt.engine.batch_builder import BatchBuilder
 from hybridrt.engine.logprobs import TokenText, token_logprobs
 from hybridrt.engine.sampler import SamplingRow, sample
 from hybridrt.engine.scheduler import Row
@@ -41,17 +41,14 @@ class Runner:
         eos_token_ids: tuple[int, ...],
     ) -> None:
         self._model = model
-        self._pages = pages
-        self._groups = groups
-        self._device = device
+        self.batches = BatchBuilder(pages, groups, device, model.rope_switch_length)
         self._token_text = token_text
         self._eos_token_ids = eos_token_ids
-        self._switch_length = model.rope_switch_length
 
     @torch.inference_mode()
     def run(self, rows: Rows[Row]) -> list[RowResult]:
         """One step: every row's tokens go into the cache, and some rows get a next token."""
-        batch = self.build_batch(rows)
+        batch = self.batches.build(rows)
         hidden = self._model(batch)
         results = {i: RowResult() for i in range(len(rows))}
         sampling = [i for i, row in enumerate(rows) if row.samples]
@@ -60,63 +57,6 @@ class Runner:
             self._sample(logits, rows, sampling, results)
         self._score_prompts(hidden, batch, rows, results)
         return [results[i] for i in range(len(rows))]
-
-    def build_batch(self, rows: Rows[Row]) -> ForwardBatch:
-        """The rows as flat tensors. Everything is made on the host and copied once."""
-        lens = np.array([row.num_tokens for row in rows], np.int64)
-        starts = np.array([row.start for row in rows], np.int64)
-        cu_seqlens = np.concatenate([[0], lens.cumsum()])
-        row_of_token = np.repeat(np.arange(len(rows)), lens)
-        positions = np.arange(cu_seqlens[-1]) - (cu_seqlens[:-1] - starts)[row_of_token]
-        tokens = [t for row in rows for t in row.sequence.token_ids[row.start : row.stop]]
-        samples = np.array([row.samples for row in rows])
-        return ForwardBatch(
-            input_ids=self._tensor(np.array(tokens, np.int64)),
-            positions=self._tensor(positions),
-            rope_positions=self._tensor(positions + self._rope_offsets(rows)[row_of_token]),
-            seq_lens=self._tensor((starts + lens).astype(np.int32)),
-            cu_seqlens_q=self._tensor(cu_seqlens.astype(np.int32)),
-            has_initial_state=self._tensor(starts > 0),
-            logits_indices=self._tensor((cu_seqlens[1:] - 1)[samples]),
-            groups={
-                group.name: self._group(i, group, rows, row_of_token, positions)
-                for i, group in enumerate(self._groups)
-            },
-            num_decodes=sum(row.is_decode for row in rows),
-            query_lens=torch.from_numpy(lens),
-            context_lens=torch.from_numpy(starts),
-        )
-
-    def _rope_offsets(self, rows: Rows[Row]) -> np.ndarray:
-        """What each row adds to its positions; see `Rope`."""
-        switch = self._switch_length
-        if switch is None:
-            return np.zeros(len(rows), np.int64)
-        return np.array([switch * (len(row.sequence.token_ids) > switch) for row in rows])
-
-    def _group(
-        self,
-        index: int,
-        group: GroupPlan,
-        rows: Rows[Row],
-        row_of_token: np.ndarray,
-        positions: np.ndarray,
-    ) -> TokenPages | StatePages:
-        tables = [self._pages.tables(row.sequence.sequence_id)[index].kernel_ids for row in rows]
-        if group.kernel_block_size is None:
-            return StatePages(self._tensor(np.array(tables, np.int64).T))
-        page_table = np.zeros((len(rows), max(map(len, tables))), np.int32)
-        for row, table in enumerate(tables):
-            page_table[row, : len(table)] = table
-        block, offset = np.divmod(positions, group.kernel_block_size)
-        slots = page_table[row_of_token, block].astype(np.int64) * group.kernel_block_size
-        return TokenPages(self._tensor(page_table), self._tensor(slots + offset))
-
-    def _tensor(self, array: np.ndarray) -> Tensor:
-        tensor = torch.from_numpy(array)
-        if self._device.type == "cpu":
-            return tensor
-        return tensor.pin_memory().to(self._device, non_blocking=True)
 
     def _sample(
         self,

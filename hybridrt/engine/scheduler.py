@@ -7,16 +7,15 @@ computed again from its tokens.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from hybridrt.cache.sequence_pages import SequencePages
 from hybridrt.config import EngineConfig
 from hybridrt.engine.sequence import Sequence
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """`num_tokens` tokens of a sequence from `start` on, to be computed in one step."""
 
     sequence: Sequence
@@ -41,8 +40,11 @@ class Row:
 class Scheduler:
     """Holds all unfinished sequences and the pages of those that run."""
 
-    def __init__(self, config: EngineConfig, pages: SequencePages) -> None:
+    def __init__(
+        self, config: EngineConfig, pages: SequencePages, eos_token_ids: tuple[int, ...] = ()
+    ) -> None:
         self._config = config
+        self._eos_token_ids = eos_token_ids
         self._pages = pages
         self._waiting: OrderedDict[str, Sequence] = OrderedDict()
         self._running: dict[str, Sequence] = {}
@@ -67,15 +69,29 @@ class Scheduler:
         """The rows of the next step, decodes first. Empty only if nothing is unfinished."""
         num_running = len(self._running)
         rows = self._continue_running()
-        if len(self._running) == num_running:  # nobody had to give way
+        if self._waiting and len(self._running) == num_running:  # nobody had to give way
             rows += self._admit_waiting(sum(row.num_tokens for row in rows))
-        return sorted(rows, key=lambda row: not row.is_decode)
+        decodes = [row for row in rows if row.is_decode]
+        if len(decodes) == len(rows):
+            return rows
+        return decodes + [row for row in rows if not row.is_decode]
 
-    def commit(self, rows: Iterable[Row]) -> None:
-        """Says that these rows have been computed."""
-        for row in rows:
-            row.sequence.num_computed = row.stop
-            self._pages.commit(row.sequence.sequence_id, row.stop)
+    def commit(self, rows: Iterable[Row], tokens: Iterable[int | None]) -> list[Sequence]:
+        """Says that these rows have been computed, and gives each its next token, if any.
+
+        Sequences that end with it are removed. Returns them.
+        """
+        finished: list[Sequence] = []
+        for row, token in zip(rows, tokens, strict=True):
+            sequence = row.sequence
+            sequence.num_computed = row.stop
+            self._pages.commit(sequence.sequence_id, row.stop)
+            if token is not None:
+                sequence.append(token, self._eos_token_ids)
+                if sequence.finish_reason is not None:
+                    self.remove(sequence)
+                    finished.append(sequence)
+        return finished
 
     def remove(self, sequence: Sequence) -> None:
         """Takes out a sequence, finished or not, and frees its pages."""
@@ -103,41 +119,67 @@ class Scheduler:
     def _continue_running(self) -> list[Row]:
         rows: list[Row] = []
         budget = self._config.max_num_batched_tokens
-        for sequence_id, sequence in [*self._running.items()]:
+        for sequence in [*self._running.values()]:
             if not budget:
                 break
-            if sequence_id in self._running and self._make_room(sequence):
-                rows.append(self._row(sequence, budget))
-                budget -= rows[-1].num_tokens
+            if sequence.sequence_id not in self._running:  # it gave way to another
+                continue
+            row = self._make_room(self._next_row(sequence, budget))
+            if row is not None:
+                rows.append(row)
+                budget -= row.num_tokens
         return rows
 
-    def _make_room(self, sequence: Sequence) -> bool:
-        """Room for all tokens of a running sequence, if need be by preempting the last."""
+    def _make_room(self, row: Row) -> Row | None:
+        """Room for a running sequence's next tokens, if need be by preempting the last.
+
+        Returns the row, or fewer tokens of it where a window has no pages for all, or None
+        if the sequence itself had to give way.
+        """
+        sequence = row.sequence
+        if row.stop <= self._pages.capacity(sequence.sequence_id):
+            return row
+        num_tokens = len(sequence.token_ids)
         while True:
-            missing = len(sequence.token_ids) - self._pages.num_tokens(sequence.sequence_id)
-            if missing <= 0:
-                return True
-            if self._pages.can_extend(sequence.sequence_id, missing):
-                self._pages.extend(sequence.sequence_id, missing)
-                return True
+            for part in _parts(row):
+                if self._pages.can_extend(sequence.sequence_id, num_tokens, part.stop):
+                    self._pages.extend(sequence.sequence_id, num_tokens, part.stop)
+                    return part
             last = next(reversed(self._running.values()))
             self.preempt(last)
             if last is sequence:
-                return False
+                return None
 
     def _admit_waiting(self, num_scheduled: int) -> list[Row]:
         rows: list[Row] = []
         budget = self._config.max_num_batched_tokens - num_scheduled
         while self._waiting and budget and len(self._running) < self._config.max_num_seqs:
             sequence = next(iter(self._waiting.values()))
-            if not self._pages.can_admit(len(sequence.token_ids)):
+            row = self._admit(self._next_row(sequence, budget))
+            if row is None:
                 break
-            self._pages.admit(sequence.sequence_id, len(sequence.token_ids))
             self._running[sequence.sequence_id] = self._waiting.pop(sequence.sequence_id)
-            rows.append(self._row(sequence, budget))
-            budget -= rows[-1].num_tokens
+            rows.append(row)
+            budget -= row.num_tokens
         return rows
 
-    def _row(self, sequence: Sequence, budget: int) -> Row:
-        left = len(sequence.token_ids) - sequence.num_computed
-        return Row(sequence, sequence.num_computed, min(left, budget))
+    def _admit(self, row: Row) -> Row | None:
+        """Pages for a waiting sequence. One that would run alone takes what there is."""
+        num_tokens = len(row.sequence.token_ids)
+        for part in [row] if self._running else _parts(row):
+            if self._pages.can_admit(num_tokens, part.stop):
+                self._pages.admit(row.sequence.sequence_id, num_tokens, part.stop)
+                return part
+        return None
+
+    def _next_row(self, sequence: Sequence, budget: int) -> Row:
+        start = sequence.num_computed
+        return Row(sequence, start, min(len(sequence.token_ids) - start, budget))
+
+
+def _parts(row: Row) -> Iterator[Row]:
+    """The row, its first half, its first quarter ... and its first token."""
+    num_tokens = row.num_tokens
+    while num_tokens:
+        yield row._replace(num_tokens=num_tokens)
+        num_tokens //= 2

@@ -1,0 +1,161 @@
+"""The batch builder: the rows of a step as the tensors that layers read."""
+
+from collections.abc import Sequence as Rows
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from hybridrt.batch import ForwardBatch, StatePages, TokenPages
+from hybridrt.cache.page_table import PageTable
+from hybridrt.cache.plan import UNENDING, GroupPlan
+from hybridrt.cache.sequence_pages import SequencePages
+from hybridrt.engine.scheduler import Row
+from hybridrt.engine.sequence import Sequence
+
+
+class BatchBuilder:
+    """Builds a `ForwardBatch` a step. Everything is made on the host and copied once.
+
+    While the same sequences decode and none of them enters another kernel block, the next
+    batch is the last one with every position moved on by one, in place; so a batch is
+    valid until the next is built.
+    """
+
+    def __init__(
+        self,
+        pages: SequencePages,
+        groups: Rows[GroupPlan],
+        device: torch.device,
+        rope_switch_length: int | None = None,
+    ) -> None:
+        self._pages = pages
+        self._groups = groups
+        self._device = device
+        self._switch_length = rope_switch_length
+        self._last: ForwardBatch | None = None
+        self._moving: list[Tensor] = []  # what grows by one with every token of a decode
+        self._moves_left = 0  # until a page table changes
+        self._next_rows: tuple[list[Sequence], list[int]] = ([], [])
+
+    def build(self, rows: Rows[Row]) -> ForwardBatch:
+        """The batch of these rows, decodes first."""
+        sequences, starts = [row.sequence for row in rows], [row.start for row in rows]
+        if self._last is None or self._moves_left <= 0 or (sequences, starts) != self._next_rows:
+            self._last = self._build(rows, starts)
+        else:
+            self._move_on(self._last, sequences)
+        self._next_rows = (sequences, [start + 1 for start in starts])
+        return self._last
+
+    def _move_on(self, batch: ForwardBatch, sequences: list[Sequence]) -> None:
+        self._moves_left -= 1
+        torch._foreach_add_(self._moving, 1)
+        batch.input_ids.copy_(torch.tensor([sequence.token_ids[-1] for sequence in sequences]))
+
+    def _build(self, rows: Rows[Row], start_list: list[int]) -> ForwardBatch:
+        starts = np.array(start_list, np.int64)
+        lens = np.array([row.num_tokens for row in rows], np.int64)
+        num_decodes = sum([row.is_decode for row in rows])
+        cu_seqlens = np.zeros(len(rows) + 1, np.int64)
+        np.cumsum(lens, out=cu_seqlens[1:])
+        row_of_token = np.repeat(np.arange(len(rows)), lens)
+        positions = np.arange(cu_seqlens[-1]) - (cu_seqlens[:-1] - starts)[row_of_token]
+        tokens = [t for row in rows for t in row.sequence.token_ids[row.start : row.stop]]
+        batch = ForwardBatch(
+            input_ids=self._tensor(np.array(tokens, np.int64)),
+            positions=(on_device := self._tensor(positions)),
+            rope_positions=self._rope_positions(rows, on_device, row_of_token),
+            seq_lens=self._tensor((starts + lens).astype(np.int32)),
+            cu_seqlens_q=self._tensor(cu_seqlens.astype(np.int32)),
+            has_initial_state=self._tensor(starts > 0),
+            logits_indices=self._tensor((cu_seqlens[1:] - 1)[[row.samples for row in rows]]),
+            groups=self._place(rows, start_list, positions, row_of_token),
+            num_decodes=num_decodes,
+            query_lens=torch.from_numpy(lens),
+            context_lens=torch.from_numpy(starts),
+        )
+        self._moves_left = self._count_moves(start_list) if num_decodes == len(rows) else 0
+        self._moving = _moving(batch) if self._moves_left else []
+        return batch
+
+    def _rope_positions(
+        self, rows: Rows[Row], positions: Tensor, row_of_token: np.ndarray
+    ) -> Tensor:
+        """The positions, moved to the other half of a table in two halves; see `Rope`."""
+        switch = self._switch_length
+        if switch is None:
+            return positions
+        offsets = np.array([switch * (len(row.sequence.token_ids) > switch) for row in rows])
+        return positions + self._tensor(offsets[row_of_token])
+
+    def _place(
+        self,
+        rows: Rows[Row],
+        starts: list[int],
+        positions: Int64[np.ndarray, " tokens"],
+        row_of_token: Int64[np.ndarray, " tokens"],
+    ) -> dict[str, TokenPages | StatePages]:
+        tables = [self._pages.tables(row.sequence.sequence_id) for row in rows]
+        placed: dict[str, TokenPages | StatePages] = {}
+        for g, group in enumerate(self._groups):
+            own = [table[g] for table in tables]
+            if group.kernel_block_size is None:
+                pages = np.array([table.physical_ids for table in own], np.int64)
+                placed[group.name] = StatePages(self._tensor(np.ascontiguousarray(pages.T)))
+            else:
+                placed[group.name] = self._tokens(group, own, starts, positions, row_of_token)
+        return placed
+
+    def _tokens(
+        self,
+        group: GroupPlan,
+        tables: list[PageTable],
+        starts: list[int],
+        positions: Int64[np.ndarray, " tokens"],
+        row_of_token: Int64[np.ndarray, " tokens"],
+    ) -> TokenPages:
+        size = group.kernel_block_size
+        assert size is not None
+        blocks, offsets = np.divmod(positions, size)
+        skipped = [0] * len(tables)
+        if group.window is not None:  # the tables begin where a row's first token sees
+            first = [group.window.first_visible(start) // size for start in starts]
+            blocks -= np.array(first)[row_of_token]
+            r = group.blocks_per_page
+            skipped = [f - r * t.num_released for f, t in zip(first, tables, strict=True)]
+        ids = [t.kernel_ids_from(n) for t, n in zip(tables, skipped, strict=True)]
+        page_table = np.zeros((len(ids), max(map(len, ids))), np.int32)
+        for row, row_ids in zip(page_table, ids, strict=True):
+            row[: len(row_ids)] = row_ids
+        slots = page_table[row_of_token, blocks].astype(np.int64) * size + offsets
+        return TokenPages(self._tensor(page_table), self._tensor(slots))
+
+    def _count_moves(self, starts: list[int]) -> int:
+        """Tokens that all rows can be decoded by before one enters another kernel block."""
+        moves = UNENDING
+        for group in self._groups:
+            size = group.kernel_block_size
+            if size is None:
+                continue
+            moves = min(moves, min(size - 1 - start % size for start in starts))
+            if group.window is not None:
+                for start in starts:
+                    last_of_first = group.window.first_visible(start) // size * size + size - 1
+                    moves = min(moves, group.window.unseen_from(last_of_first) - start - 1)
+        return moves
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        tensor = torch.from_numpy(array)
+        if self._device.type == "cpu":
+            return tensor
+        return tensor.pin_memory().to(self._device, non_blocking=True)
+
+
+def _moving(batch: ForwardBatch) -> list[Tensor]:
+    """Of a batch of decodes, the tensors that the next token makes larger by one."""
+    tensors = [batch.positions, batch.seq_lens, batch.context_lens]
+    if batch.rope_positions is not batch.positions:
+        tensors.append(batch.rope_positions)
+    return tensors + [g.slots for g in batch.groups.values() if isinstance(g, TokenPages)]
