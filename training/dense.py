@@ -11,140 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from training.attention import MLA, Attention, RMSNorm
 from training.mamba import Mamba1, Mamba2
+from training.recurrent import GatedDeltaNet, KimiDeltaAttention, LightningAttention, ShortConv
 
 Config = dict[str, Any]
-DEFAULT_ROPE: Config = {"rope_type": "default", "rope_theta": 10000.0}
-
-
-class RMSNorm(nn.Module):
-    """`x / rms(x) * weight`, over the last dimension."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.ones(size))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalises every row."""
-        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * self.weight
-
-
-def rotary_angles(tokens: int, rotary_dim: int, rope: Config) -> Tensor:
-    """`[tokens, rotary_dim / 2]`: position times frequency."""
-    kind = rope.get("rope_type", "default")
-    if kind != "default":
-        raise ValueError(f"rope_type={kind!r}: the dense twin knows 'default' only")
-    exponent = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
-    return torch.outer(torch.arange(tokens).float(), rope["rope_theta"] ** -exponent)
-
-
-def rotate(x: Tensor, angles: Tensor, interleaved: bool = False) -> Tensor:
-    """Turns pairs of `x[batch, heads, tokens, dim]` by `angles[tokens, pairs]`.
-
-    Pair i is (i, i + pairs), or (2i, 2i + 1) if interleaved. What lies beyond
-    the last pair is left as it is.
-    """
-    turned, rest = x.split([2 * angles.shape[-1], x.shape[-1] - 2 * angles.shape[-1]], dim=-1)
-    if interleaved:
-        a, b = turned[..., 0::2], turned[..., 1::2]
-    else:
-        a, b = turned.chunk(2, dim=-1)
-    cos, sin = angles.cos(), angles.sin()
-    return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], dim=-1)
-
-
-def causal_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """Softmax attention of `[batch, heads, tokens, dim]`, each token over those up to it."""
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
-
-
-def split_heads(x: Tensor, heads: int) -> Tensor:
-    """`[batch, tokens, heads * dim]` to `[batch, heads, tokens, dim]`."""
-    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
-
-
-class Attention(nn.Module):
-    """Grouped-query attention."""
-
-    def __init__(self, hidden: int, eps: float, layer: Config) -> None:
-        super().__init__()
-        self.heads = layer["num_attention_heads"]
-        self.kv_heads = layer["num_key_value_heads"]
-        self.head_dim = layer["head_dim"]
-        self.rope = layer.get("rope_parameters", DEFAULT_ROPE)
-        bias = layer.get("attention_bias", False)
-        self.q_proj = nn.Linear(hidden, self.heads * self.head_dim, bias=bias)
-        self.k_proj = nn.Linear(hidden, self.kv_heads * self.head_dim, bias=bias)
-        self.v_proj = nn.Linear(hidden, self.kv_heads * self.head_dim, bias=bias)
-        self.o_proj = nn.Linear(self.heads * self.head_dim, hidden, bias=bias)
-        self.qk_norm = layer.get("qk_norm", False)
-        if self.qk_norm:
-            self.q_norm = RMSNorm(self.head_dim, eps)
-            self.k_norm = RMSNorm(self.head_dim, eps)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """`[batch, tokens, hidden]` to the same."""
-        q = split_heads(self.q_proj(x), self.heads)
-        k = split_heads(self.k_proj(x), self.kv_heads)
-        v = split_heads(self.v_proj(x), self.kv_heads)
-        if self.qk_norm:
-            q, k = self.q_norm(q), self.k_norm(k)
-        if self.rope is not None:
-            rotary_dim = int(self.head_dim * self.rope.get("partial_rotary_factor", 1.0))
-            angles = rotary_angles(x.shape[1], rotary_dim, self.rope)
-            q, k = rotate(q, angles), rotate(k, angles)
-        group = self.heads // self.kv_heads
-        k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-        out = causal_attention(q, k, v, self.head_dim**-0.5)
-        return self.o_proj(out.transpose(1, 2).flatten(2))
-
-
-class MLA(nn.Module):
-    """Multi-head latent attention, with keys and values expanded from the latent."""
-
-    def __init__(self, hidden: int, eps: float, layer: Config) -> None:
-        super().__init__()
-        self.heads = layer["num_attention_heads"]
-        self.nope, self.pe = layer["qk_nope_head_dim"], layer["qk_rope_head_dim"]
-        self.v_dim, self.rank = layer["v_head_dim"], layer["kv_lora_rank"]
-        self.rope = layer.get("rope_parameters", DEFAULT_ROPE)
-        self.interleaved = layer.get("rope_interleave", True)
-        q_out = self.heads * (self.nope + self.pe)
-        self.q_rank = layer.get("q_lora_rank")
-        if self.q_rank is None:
-            self.q_proj = nn.Linear(hidden, q_out, bias=False)
-        else:
-            self.q_a_proj = nn.Linear(hidden, self.q_rank, bias=False)
-            self.q_a_layernorm = RMSNorm(self.q_rank, eps)
-            self.q_b_proj = nn.Linear(self.q_rank, q_out, bias=False)
-        self.kv_a_proj_with_mqa = nn.Linear(hidden, self.rank + self.pe, bias=False)
-        self.kv_a_layernorm = RMSNorm(self.rank, eps)
-        self.kv_b_proj = nn.Linear(self.rank, self.heads * (self.nope + self.v_dim), bias=False)
-        self.o_proj = nn.Linear(self.heads * self.v_dim, hidden, bias=False)
-
-    def _queries(self, x: Tensor) -> Tensor:
-        if self.q_rank is None:
-            return self.q_proj(x)
-        return self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """`[batch, tokens, hidden]` to the same."""
-        q = split_heads(self._queries(x), self.heads)
-        q_nope, q_pe = q.split([self.nope, self.pe], dim=-1)
-        latent, k_pe = self.kv_a_proj_with_mqa(x).split([self.rank, self.pe], dim=-1)
-        expanded = split_heads(self.kv_b_proj(self.kv_a_layernorm(latent)), self.heads)
-        k_nope, v = expanded.split([self.nope, self.v_dim], dim=-1)
-        # One rotary key serves all heads.
-        k_pe = split_heads(k_pe, 1)
-        if self.rope is not None:
-            angles = rotary_angles(x.shape[1], self.pe, self.rope)
-            q_pe = rotate(q_pe, angles, self.interleaved)
-            k_pe = rotate(k_pe, angles, self.interleaved)
-        q = torch.cat([q_nope, q_pe], dim=-1)
-        k = torch.cat([k_nope, k_pe.expand(-1, self.heads, -1, -1)], dim=-1)
-        out = causal_attention(q, k, v, (self.nope + self.pe) ** -0.5)
-        return self.o_proj(out.transpose(1, 2).flatten(2))
 
 
 class MLP(nn.Module):
@@ -184,13 +55,31 @@ class MoE(nn.Module):
         return (outs * share[..., None, :]).sum(-1)
 
 
+class Parallel(nn.Module):
+    """Several mixers on the same input, added up."""
+
+    def __init__(self, hidden: int, eps: float, layer: Config) -> None:
+        super().__init__()
+        mixers = [MIXERS[entry["type"]](hidden, eps, entry) for entry in layer["mixers"]]
+        self.mixers = nn.ModuleList(mixers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[batch, tokens, hidden]` to the same."""
+        return torch.stack([mixer(x) for mixer in self.mixers]).sum(0)
+
+
 MIXERS: dict[str, type[nn.Module]] = {
     "attention": Attention,
     "mla": MLA,
     "mamba1": Mamba1,
     "mamba2": Mamba2,
+    "short_conv": ShortConv,
+    "gated_delta_net": GatedDeltaNet,
+    "kda": KimiDeltaAttention,
+    "lightning": LightningAttention,
     "mlp": MLP,
     "moe": MoE,
+    "parallel": Parallel,
 }
 
 
@@ -220,6 +109,15 @@ class Trunk(nn.Module):
         self.embed_tokens = nn.Embedding(config["vocab_size"], hidden)
         self.layers = nn.ModuleList(Layer(hidden, eps, layer) for layer in config["layers"])
         self.norm = RMSNorm(hidden, eps)
+        self._share_keys_and_values()
+
+    def _share_keys_and_values(self) -> None:
+        for module in self.layers.modules():
+            index = module.layer.get("share_cache_of") if isinstance(module, Attention) else None
+            if index is not None:
+                source = self.layers[index].mixer
+                assert isinstance(module, Attention) and isinstance(source, Attention)
+                module.read_from(source)
 
     def forward(self, token_ids: Tensor, memory: Tensor | None = None) -> Tensor:
         """`[batch, tokens]` to `[batch, tokens, hidden]`."""

@@ -56,7 +56,7 @@ def _of_geometry(path: Path, engine: EngineOptions) -> "tuple[str, CachePlan, in
     config = engine_config(str(path), engine)
     if config.cache_memory is None:
         raise ValueError("--geometry needs --cache-memory, such as 8GiB")
-    from hybridrt.cache.plan import plan as plan_cache
+    from hybridrt.cache.planner import plan as plan_cache
     from hybridrt.engine.geometry import load_geometry
 
     geometry = load_geometry(path, config)

@@ -12,7 +12,6 @@ from hybridrt.cache.page_table import PageTable
 from hybridrt.cache.plan import UNENDING, GroupPlan
 from hybridrt.cache.sequence_pages import SequencePages
 from hybridrt.engine.scheduler import Row
-from hybridrt.engine.sequence import Sequence
 
 
 class BatchBuilder:
@@ -35,53 +34,74 @@ class BatchBuilder:
         self._device = device
         self._switch_length = rope_switch_length
         self._last: ForwardBatch | None = None
-        self._moving: list[Tensor] = []  # what grows by one with every token of a decode
+        self._last_rows: list[Row] = []
+        self._moving: list[Tensor | np.ndarray] = []  # grows by one with each token of a decode
         self._moves_left = 0  # until a page table changes
-        self._next_rows: tuple[list[Sequence], list[int]] = ([], [])
+        self._input_ids: np.ndarray | None = None  # those of a batch in the host's memory
 
-    def build(self, rows: Rows[Row]) -> ForwardBatch:
+    def build(self, rows: list[Row]) -> ForwardBatch:
         """The batch of these rows, decodes first."""
-        sequences, starts = [row.sequence for row in rows], [row.start for row in rows]
-        if self._last is None or self._moves_left <= 0 or (sequences, starts) != self._next_rows:
-            self._last = self._build(rows, starts)
+        if self._last is not None and self._moves_left > 0 and self._follow(rows):
+            self._move_on(self._last, rows)
         else:
-            self._move_on(self._last, sequences)
-        self._next_rows = (sequences, [start + 1 for start in starts])
+            self._last = self._build(rows)
+        self._last_rows = rows
         return self._last
 
-    def _move_on(self, batch: ForwardBatch, sequences: list[Sequence]) -> None:
-        self._moves_left -= 1
-        torch._foreach_add_(self._moving, 1)
-        batch.input_ids.copy_(torch.tensor([sequence.token_ids[-1] for sequence in sequences]))
+    def _follow(self, rows: list[Row]) -> bool:
+        """Whether these are the next tokens of the very sequences of the last batch."""
+        if len(rows) != len(self._last_rows):
+            return False
+        for (sequence, start, stop), last in zip(rows, self._last_rows, strict=True):
+            if sequence is not last.sequence or start != last.stop or stop != start + 1:
+                return False
+        return True
 
-    def _build(self, rows: Rows[Row], start_list: list[int]) -> ForwardBatch:
-        starts = np.array(start_list, np.int64)
-        lens = np.array([row.num_tokens for row in rows], np.int64)
+    def _move_on(self, batch: ForwardBatch, rows: list[Row]) -> None:
+        self._moves_left -= 1
+        for numbers in self._moving:
+            numbers += 1
+        tokens = [sequence.token_ids[start] for sequence, start, _ in rows]
+        if self._input_ids is not None:
+            self._input_ids[:] = tokens
+        else:
+            batch.input_ids.copy_(self._tensor(np.array(tokens)), non_blocking=True)
+
+    def _build(self, rows: list[Row]) -> ForwardBatch:
+        starts = np.array([row.start for row in rows], np.int64)
+        stops = np.array([row.stop for row in rows], np.int64)
+        lens = stops - starts
         num_decodes = sum([row.is_decode for row in rows])
-        cu_seqlens = np.zeros(len(rows) + 1, np.int64)
-        np.cumsum(lens, out=cu_seqlens[1:])
-        row_of_token = np.repeat(np.arange(len(rows)), lens)
-        positions = np.arange(cu_seqlens[-1]) - (cu_seqlens[:-1] - starts)[row_of_token]
-        tokens = [t for row in rows for t in row.sequence.token_ids[row.start : row.stop]]
+        row_of_token = np.arange(len(rows))
+        if num_decodes == len(rows):
+            cu_seqlens, positions = np.arange(len(rows) + 1), starts.copy()
+        else:
+            cu_seqlens = np.concatenate([[0], lens.cumsum()])
+            row_of_token = row_of_token.repeat(lens)
+            positions = np.arange(cu_seqlens[-1]) - (cu_seqlens[:-1] - starts)[row_of_token]
+        tokens = [t for sequence, i, j in rows for t in sequence.token_ids[i:j]]
+        samples = [row.samples for row in rows]
         batch = ForwardBatch(
             input_ids=self._tensor(np.array(tokens, np.int64)),
             positions=(on_device := self._tensor(positions)),
             rope_positions=self._rope_positions(rows, on_device, row_of_token),
-            seq_lens=self._tensor((starts + lens).astype(np.int32)),
+            seq_lens=self._tensor(stops.astype(np.int32)),
             cu_seqlens_q=self._tensor(cu_seqlens.astype(np.int32)),
             has_initial_state=self._tensor(starts > 0),
-            logits_indices=self._tensor((cu_seqlens[1:] - 1)[[row.samples for row in rows]]),
-            groups=self._place(rows, start_list, positions, row_of_token),
+            logits_indices=self._tensor((cu_seqlens[1:] - 1)[samples]),
+            groups=self._place(rows, positions, row_of_token),
             num_decodes=num_decodes,
             query_lens=torch.from_numpy(lens),
             context_lens=torch.from_numpy(starts),
         )
-        self._moves_left = self._count_moves(start_list) if num_decodes == len(rows) else 0
+        decodes = num_decodes == len(rows) and all(samples)
+        self._moves_left = self._count_moves(rows) if decodes else 0
         self._moving = _moving(batch) if self._moves_left else []
+        self._input_ids = batch.input_ids.numpy() if self._device.type == "cpu" else None
         return batch
 
     def _rope_positions(
-        self, rows: Rows[Row], positions: Tensor, row_of_token: np.ndarray
+        self, rows: list[Row], positions: Tensor, row_of_token: np.ndarray
     ) -> Tensor:
         """The positions, moved to the other half of a table in two halves; see `Rope`."""
         switch = self._switch_length
@@ -92,8 +112,7 @@ class BatchBuilder:
 
     def _place(
         self,
-        rows: Rows[Row],
-        starts: list[int],
+        rows: list[Row],
         positions: Int64[np.ndarray, " tokens"],
         row_of_token: Int64[np.ndarray, " tokens"],
     ) -> dict[str, TokenPages | StatePages]:
@@ -105,14 +124,14 @@ class BatchBuilder:
                 pages = np.array([table.physical_ids for table in own], np.int64)
                 placed[group.name] = StatePages(self._tensor(np.ascontiguousarray(pages.T)))
             else:
-                placed[group.name] = self._tokens(group, own, starts, positions, row_of_token)
+                placed[group.name] = self._tokens(group, own, rows, positions, row_of_token)
         return placed
 
     def _tokens(
         self,
         group: GroupPlan,
         tables: list[PageTable],
-        starts: list[int],
+        rows: list[Row],
         positions: Int64[np.ndarray, " tokens"],
         row_of_token: Int64[np.ndarray, " tokens"],
     ) -> TokenPages:
@@ -121,27 +140,27 @@ class BatchBuilder:
         blocks, offsets = np.divmod(positions, size)
         skipped = [0] * len(tables)
         if group.window is not None:  # the tables begin where a row's first token sees
-            first = [group.window.first_visible(start) // size for start in starts]
+            first = [group.window.first_visible(row.start) // size for row in rows]
             blocks -= np.array(first)[row_of_token]
             r = group.blocks_per_page
             skipped = [f - r * t.num_released for f, t in zip(first, tables, strict=True)]
         ids = [t.kernel_ids_from(n) for t, n in zip(tables, skipped, strict=True)]
         page_table = np.zeros((len(ids), max(map(len, ids))), np.int32)
-        for row, row_ids in zip(page_table, ids, strict=True):
-            row[: len(row_ids)] = row_ids
+        for row_blocks, row_ids in zip(page_table, ids, strict=True):
+            row_blocks[: len(row_ids)] = row_ids
         slots = page_table[row_of_token, blocks].astype(np.int64) * size + offsets
         return TokenPages(self._tensor(page_table), self._tensor(slots))
 
-    def _count_moves(self, starts: list[int]) -> int:
+    def _count_moves(self, rows: list[Row]) -> int:
         """Tokens that all rows can be decoded by before one enters another kernel block."""
         moves = UNENDING
         for group in self._groups:
             size = group.kernel_block_size
             if size is None:
                 continue
-            moves = min(moves, min(size - 1 - start % size for start in starts))
+            moves = min(moves, min([size - 1 - row.start % size for row in rows]))
             if group.window is not None:
-                for start in starts:
+                for _, start, _ in rows:
                     last_of_first = group.window.first_visible(start) // size * size + size - 1
                     moves = min(moves, group.window.unseen_from(last_of_first) - start - 1)
         return moves
@@ -153,9 +172,13 @@ class BatchBuilder:
         return tensor.pin_memory().to(self._device, non_blocking=True)
 
 
-def _moving(batch: ForwardBatch) -> list[Tensor]:
-    """Of a batch of decodes, the tensors that the next token makes larger by one."""
+def _moving(batch: ForwardBatch) -> list[Tensor | np.ndarray]:
+    """Of a batch of decodes, the numbers that the next token makes larger by one.
+
+    Those in the host's memory as arrays, which are changed in a tenth of the time.
+    """
     tensors = [batch.positions, batch.seq_lens, batch.context_lens]
     if batch.rope_positions is not batch.positions:
         tensors.append(batch.rope_positions)
-    return tensors + [g.slots for g in batch.groups.values() if isinstance(g, TokenPages)]
+    tensors += [g.slots for g in batch.groups.values() if isinstance(g, TokenPages)]
+    return [t.numpy() if t.device.type == "cpu" else t for t in tensors]

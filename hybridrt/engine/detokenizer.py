@@ -36,6 +36,7 @@ class Detokenizer:
             raise ValueError(
                 f"stop={params.stop!r}: this model has no tokenizer, so it has no text"
             )
+        self._has_text = tokenizer is not None
         self._decoder = _incremental_decoder(tokenizer, prompt_token_ids, params)
         self._stop = _StopFinder(params.stop)
         self._text = io.StringIO(newline="\n")  # appending does not copy what is there
@@ -68,6 +69,8 @@ class Detokenizer:
         one that begins in them may be found later.
         """
         assert not self._finished, "a finished output takes no more tokens"
+        if not self._has_text:
+            return None
         new = "".join(self._decoder.push(id) for id in token_ids)
         pending = self._decoder.complete_pending() if self._stop.strings else ""
         found = self._stop.feed(new, pending, check_stop)

@@ -56,7 +56,7 @@ class Engine:
         )
         self.pool = load(blueprint, progress=progress)
         self.pages = SequencePages(self.pool)
-        self._scheduler = Scheduler(self.config, self.pages, self.eos_token_ids)
+        self._scheduler = Scheduler(self.config, self.pages)
         self._runner = Runner(
             self.model,
             self.pages,
@@ -160,8 +160,9 @@ class Engine:
         switch = self.model.rope_switch_length
         if switch is None:
             return
-        for sequence in (row.sequence for row in rows):
-            if sequence.finish_reason is None and len(sequence.token_ids) - 1 == switch:
+        for sequence, _, stop in rows:
+            has_passed = stop == switch == len(sequence.token_ids) - 1
+            if has_passed and sequence.finish_reason is None:
                 self._scheduler.preempt(sequence)
 
     def _output(self, request_id: str) -> RequestOutput:
@@ -191,6 +192,7 @@ class Engine:
             seed=seed,
             max_tokens=limit if most is None else min(limit, len(prompt) + most),
             detokenizer=Detokenizer(self.tokenizer, prompt, request.sampling_params),
+            eos_token_ids=self.eos_token_ids,
         )
 
     def _check(self, request: Request) -> None:

@@ -46,7 +46,7 @@ class Runner:
         self._eos_token_ids = eos_token_ids
 
     @torch.inference_mode()
-    def run(self, rows: Rows[Row]) -> list[RowResult]:
+    def run(self, rows: list[Row]) -> list[RowResult]:
         """One step: every row's tokens go into the cache, and some rows get a next token."""
         batch = self.batches.build(rows)
         hidden = self._model(batch)

@@ -16,20 +16,20 @@ from hybridrt.engine.sequence import Sequence
 
 
 class Row(NamedTuple):
-    """`num_tokens` tokens of a sequence from `start` on, to be computed in one step."""
+    """The tokens `start` to `stop - 1` of a sequence, to be computed in one step."""
 
     sequence: Sequence
     start: int
-    num_tokens: int
+    stop: int
 
     @property
-    def stop(self) -> int:
-        return self.start + self.num_tokens
+    def num_tokens(self) -> int:
+        return self.stop - self.start
 
     @property
     def is_decode(self) -> bool:
         """One token that continues the sequence, as opposed to a chunk of a prefill."""
-        return self.num_tokens == 1 and self.start > 0
+        return self.stop - self.start == 1 and self.start > 0
 
     @property
     def samples(self) -> bool:
@@ -40,11 +40,8 @@ class Row(NamedTuple):
 class Scheduler:
     """Holds all unfinished sequences and the pages of those that run."""
 
-    def __init__(
-        self, config: EngineConfig, pages: SequencePages, eos_token_ids: tuple[int, ...] = ()
-    ) -> None:
+    def __init__(self, config: EngineConfig, pages: SequencePages) -> None:
         self._config = config
-        self._eos_token_ids = eos_token_ids
         self._pages = pages
         self._waiting: OrderedDict[str, Sequence] = OrderedDict()
         self._running: dict[str, Sequence] = {}
@@ -82,12 +79,11 @@ class Scheduler:
         Sequences that end with it are removed. Returns them.
         """
         finished: list[Sequence] = []
-        for row, token in zip(rows, tokens, strict=True):
-            sequence = row.sequence
-            sequence.num_computed = row.stop
-            self._pages.commit(sequence.sequence_id, row.stop)
+        for (sequence, _, stop), token in zip(rows, tokens, strict=True):
+            sequence.num_computed = stop
+            self._pages.commit(sequence.sequence_id, stop)
             if token is not None:
-                sequence.append(token, self._eos_token_ids)
+                sequence.append(token)
                 if sequence.finish_reason is not None:
                     self.remove(sequence)
                     finished.append(sequence)
@@ -124,10 +120,12 @@ class Scheduler:
                 break
             if sequence.sequence_id not in self._running:  # it gave way to another
                 continue
-            row = self._make_room(self._next_row(sequence, budget))
+            row = self._next_row(sequence, budget)
+            if row.stop > self._pages.capacity(sequence.sequence_id):
+                row = self._make_room(row)
             if row is not None:
                 rows.append(row)
-                budget -= row.num_tokens
+                budget -= row.stop - row.start
         return rows
 
     def _make_room(self, row: Row) -> Row | None:
@@ -137,8 +135,6 @@ class Scheduler:
         if the sequence itself had to give way.
         """
         sequence = row.sequence
-        if row.stop <= self._pages.capacity(sequence.sequence_id):
-            return row
         num_tokens = len(sequence.token_ids)
         while True:
             for part in _parts(row):
@@ -174,12 +170,12 @@ class Scheduler:
 
     def _next_row(self, sequence: Sequence, budget: int) -> Row:
         start = sequence.num_computed
-        return Row(sequence, start, min(len(sequence.token_ids) - start, budget))
+        return Row(sequence, start, min(len(sequence.token_ids), start + budget))
 
 
 def _parts(row: Row) -> Iterator[Row]:
     """The row, its first half, its first quarter ... and its first token."""
     num_tokens = row.num_tokens
     while num_tokens:
-        yield row._replace(num_tokens=num_tokens)
+        yield row._replace(stop=row.start + num_tokens)
         num_tokens //= 2

@@ -13,7 +13,7 @@ FinishReason = Literal["stop", "length"]
 class Sequence:
     """The tokens of one output, the prompt's first, and how many of them are in the cache.
 
-    `max_tokens` bounds prompt and output together; `seed` is this output's own, from
+    `max_tokens` bounds prompt and output together, as the request's bounds the output; `seed` is this output's own, from
     which the draw of every token follows. `prompt_logprobs` has an entry per prompt
     token once they are known, None first; None altogether if nobody asked.
     """
@@ -24,7 +24,9 @@ class Sequence:
     seed: int
     max_tokens: int
     detokenizer: Detokenizer
+    eos_token_ids: tuple[int, ...] = ()
     token_ids: list[int] = field(init=False)
+    num_prompt_tokens: int = field(init=False)
     num_computed: int = 0
     logprobs: list[TokenLogprobs] | None = field(init=False)
     prompt_logprobs: list[TokenLogprobs | None] | None = field(init=False)
@@ -32,19 +34,25 @@ class Sequence:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     num_preemptions: int = 0
+    _stop_tokens: frozenset[int] = field(init=False)
+    _least_tokens: int = field(init=False)
+    _most_tokens: int = field(init=False)
 
     def __post_init__(self) -> None:
+        params = self.params
         self.token_ids = list(self.request.prompt_token_ids)
-        self.logprobs = None if self.params.logprobs is None else []
-        self.prompt_logprobs = None if self.params.prompt_logprobs is None else [None]
+        self.num_prompt_tokens = len(self.token_ids)
+        self.logprobs = None if params.logprobs is None else []
+        self.prompt_logprobs = None if params.prompt_logprobs is None else [None]
+        eos = () if params.ignore_eos else self.eos_token_ids
+        self._stop_tokens = frozenset((*params.stop_token_ids, *eos))
+        self._least_tokens = self.num_prompt_tokens + params.min_tokens
+        most = self.max_tokens if params.max_tokens is None else params.max_tokens
+        self._most_tokens = min(self.max_tokens, self.num_prompt_tokens + most)
 
     @property
     def params(self) -> SamplingParams:
         return self.request.sampling_params
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        return len(self.request.prompt_token_ids)
 
     @property
     def output_token_ids(self) -> list[int]:
@@ -61,18 +69,19 @@ class Sequence:
             return None
         return len(self.prompt_logprobs)
 
-    def append(self, token: int, eos_token_ids: tuple[int, ...]) -> None:
+    def append(self, token: int) -> None:
         """Takes the next token, its text with it, and finishes if it ends the output."""
         self.token_ids.append(token)
-        may_stop = self.num_output_tokens > self.params.min_tokens
-        if may_stop and self._is_stop_token(token, eos_token_ids):
+        num_tokens = len(self.token_ids)
+        may_stop = num_tokens > self._least_tokens
+        if may_stop and token in self._stop_tokens:
             explicit = token in self.params.stop_token_ids
             self._finish("stop", token if explicit else None)
             return
-        stop = self.detokenizer.append([token], check_stop=may_stop)
+        stop = self.detokenizer.append((token,), may_stop)
         if stop is not None:
             self._finish("stop", stop)
-        elif self._is_full():
+        elif num_tokens >= self._most_tokens:
             self._finish("length", None)
 
     def output(self) -> CompletionOutput:
@@ -85,17 +94,6 @@ class Sequence:
             cumulative_logprob=None if self.logprobs is None else self.cumulative_logprob,
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
-        )
-
-    def _is_stop_token(self, token: int, eos_token_ids: tuple[int, ...]) -> bool:
-        if token in self.params.stop_token_ids:
-            return True
-        return token in eos_token_ids and not self.params.ignore_eos
-
-    def _is_full(self) -> bool:
-        most = self.params.max_tokens
-        return len(self.token_ids) >= self.max_tokens or (
-            most is not None and self.num_output_tokens >= most
         )
 
     def _finish(self, reason: FinishReason, stop_reason: str | int | None) -> None:

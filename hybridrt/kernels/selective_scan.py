@@ -5,9 +5,11 @@ from torch import Tensor
 
 from hybridrt.batch import Rows
 from hybridrt.kernels.backend import StateBackend
+from hybridrt.kernels.op import like_first, torch_op
 from hybridrt.kernels.reference import selective_scan as reference
 
 
+@torch_op(like_first, writes=["ssm_state"])
 def selective_scan(
     x: Float[Tensor, "tokens channels"],
     dt: Float[Tensor, "tokens channels"],

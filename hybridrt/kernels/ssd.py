@@ -5,9 +5,11 @@ from torch import Tensor
 
 from hybridrt.batch import Rows
 from hybridrt.kernels.backend import StateBackend
+from hybridrt.kernels.op import like_first, torch_op
 from hybridrt.kernels.reference import ssd as reference
 
 
+@torch_op(like_first, writes=["ssm_state"])
 def ssd(
     x: Float[Tensor, "tokens heads head_dim"],
     dt: Float[Tensor, "tokens heads"],

@@ -3,9 +3,11 @@
 from jaxtyping import Int64, Shaped
 from torch import Tensor
 
+from hybridrt.kernels.op import nothing, torch_op
 from hybridrt.kernels.reference import write_pages as reference
 
 
+@torch_op(nothing, writes=["cache"])
 def write_pages(
     values: Shaped[Tensor, "  tokens *dims"],
     cache: Shaped[Tensor, "  blocks block_size *dims"],
@@ -14,8 +16,8 @@ def write_pages(
     """Writes `values[t]` to slot `slots[t]` of `cache`, in place.
 
     Slot `s` is token `s % block_size` of kernel block `s // block_size`; `cache` may
-    have any strides. A slot of -1 marks a padding token and is skipped, so that a
-    captured graph may carry a batch smaller than the one it was captured with. Live
-    slots must be distinct.
+    have any strides, and values are rounded to its dtype. A slot of -1 marks a padding
+    token and is skipped, so that a captured graph may carry a batch smaller than the one
+    it was captured with. Live slots must be distinct.
     """
     reference.write_pages(values, cache, slots)

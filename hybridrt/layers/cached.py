@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from hybridrt.cache.spec import CacheFormat, CacheSpec
 from hybridrt.kernels.backend import StateBackend
+from hybridrt.kernels.op import remember_bytes
 
 
 class CachedLayer(nn.Module, ABC):
@@ -40,7 +41,11 @@ class CachedLayer(nn.Module, ABC):
 
     @abstractmethod
     def _bind(self, *views: Tensor) -> None:
-        """Keeps the views of the states that `cache_spec` names, in order."""
+        """Keeps the views of the states that `cache_spec` names, in order.
+
+        Or views of them, each an attribute or in a tuple. Kernels take views that are kept;
+        for one made during a forward a compiler can't tell what its writes change.
+        """
 
     def bind_kv_cache(self, pages: UInt8[Tensor, "num_blocks layer_bytes"]) -> None:
         """Takes this layer's rows of the pool and keeps views of them. Copies nothing.
@@ -60,3 +65,11 @@ class CachedLayer(nn.Module, ABC):
             raise ValueError(f"{self.name}: {error}") from None
         self._bind(*views)
         self._bound = True
+        for value in vars(self).values():
+            for view in value if isinstance(value, tuple | list) else (value,):
+                if isinstance(view, Tensor) and _same_storage(view, pages):
+                    remember_bytes(view, pages)
+
+
+def _same_storage(view: Tensor, pages: Tensor) -> bool:
+    return view.untyped_storage().data_ptr() == pages.untyped_storage().data_ptr()

@@ -145,10 +145,11 @@ class Rope:
         """Rotates the first `dim` values of every head by its token's position."""
         cos, sin = self._table[rope_positions][:, None].unbind(2)
         rotated = x[..., : self.dim].float()
-        out = torch.empty_like(rotated)
+        axis = -1 if self.interleaved else -2
+        out = rotated * torch.stack([cos, cos], dim=axis).flatten(-2)
         (first, second), (first_out, second_out) = self._pairs(rotated), self._pairs(out)
-        torch.mul(first, cos, out=first_out).addcmul_(second, sin, value=-1)
-        torch.mul(second, cos, out=second_out).addcmul_(first, sin)
+        first_out.addcmul_(second, -sin)  # with `value=-1` compilers would round otherwise
+        second_out.addcmul_(first, sin)
         out = out.to(x.dtype)
         return out if self.dim == x.shape[-1] else torch.cat([out, x[..., self.dim :]], dim=-1)
 

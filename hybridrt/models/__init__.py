@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hybridrt.models.causal_lm import CausalLM
 
-_SHARED = {"causal_lm", "config", "decoder"}
+_SHARED = {
+    "causal_lm",
+    "config",
+    "decoder",
+    "stack_attention",
+    "stack_layer",
+    "stack_recurrent",
+}
 
 
 @cache

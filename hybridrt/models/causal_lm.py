@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hybridrt.batch import ForwardBatch
+from hybridrt.layers.attention import shares_cache
 from hybridrt.layers.cached import CachedLayer
 from hybridrt.layers.linear import Linear
 from hybridrt.layers.moe import Experts
@@ -85,8 +86,9 @@ class CausalLM(nn.Module):
         return self.lm_head(hidden).float()
 
     def cached_layers(self) -> dict[str, CachedLayer]:
-        """The layers that cache something, by name, in the order they run."""
-        return {n: m for n, m in self.named_modules() if isinstance(m, CachedLayer)}
+        """The layers with a cache of their own, by name, in the order they run."""
+        layers = ((n, m) for n, m in self.named_modules() if isinstance(m, CachedLayer))
+        return {n: m for n, m in layers if not shares_cache(m)}
 
     def prepare(self, max_model_len: int, device: torch.device) -> None:
         """Makes what is computed rather than loaded, once the weights are there."""

@@ -1,87 +1,37 @@
 """hybrid_stack: any stack of mixers, listed layer by layer in its `config.json`.
 
-Every layer is `x + mixer(norm(x))`. An entry of `layers` has a `type` and the sizes of
+Every layer is `x + mixer(norm(x))`, or with several mixers side by side `x` and the sum of
+them. An entry of `layers` has a `type` and the sizes of
 that mixer; docs/adding-a-model.md has an example.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from math import inf
-from typing import Any, ClassVar
+from typing import Annotated, Any
 
 from jaxtyping import Float
 from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
 from hybridrt.batch import ForwardBatch
-from hybridrt.layers.attention import Attention, AttentionConfig
+from hybridrt.layers.attention import Attention, shares_cache
 from hybridrt.layers.cached import CachedLayer
 from hybridrt.layers.mamba1 import Mamba1, Mamba1Config
 from hybridrt.layers.mamba2 import Limits, Mamba2, Mamba2Config
-from hybridrt.layers.mla import MLA, MLAConfig
+from hybridrt.layers.mla import MLA
 from hybridrt.layers.mlp import MLP
 from hybridrt.layers.moe import MoE, MoEConfig
 from hybridrt.layers.norm import RMSNorm
-from hybridrt.layers.rope import Rope, RopeConfig, read_rope_parameters
 from hybridrt.models.causal_lm import CausalLM
 from hybridrt.models.config import ModelConfig
-from hybridrt.values import Value
-
-
-class LayerConfig(Value):
-    """One entry of `layers`."""
-
-    type: str
-
-    def make(self, model: "Config") -> nn.Module:
-        """The mixer."""
-        raise NotImplementedError
-
-
-class AttentionLayer(LayerConfig):
-    """`rope_parameters: null` is attention without positions; left out, it is the default."""
-
-    num_attention_heads: PositiveInt
-    num_key_value_heads: PositiveInt
-    head_dim: PositiveInt
-    attention_bias: bool = False
-    qk_norm: bool = False
-    rope_parameters: dict[str, Any] | None = Field(default_factory=dict)
-
-    def make(self, model: "Config") -> nn.Module:
-        sizes = AttentionConfig(
-            hidden_size=model.hidden_size,
-            num_attention_heads=self.num_attention_heads,
-            num_key_value_heads=self.num_key_value_heads,
-            head_dim=self.head_dim,
-            attention_bias=self.attention_bias,
-            qk_norm_eps=model.rms_norm_eps if self.qk_norm else None,
-        )
-        if self.rope_parameters is None:
-            return Attention(sizes, None)
-        rope = model.rope(self.rope_parameters)
-        dim = int(self.head_dim * (rope.partial_rotary_factor or 1.0))
-        return Attention(sizes, Rope(rope, dim))
-
-
-class MLALayer(LayerConfig):
-    """Multi-head latent attention."""
-
-    num_attention_heads: PositiveInt
-    q_lora_rank: PositiveInt | None = None
-    kv_lora_rank: PositiveInt
-    qk_nope_head_dim: PositiveInt
-    qk_rope_head_dim: PositiveInt
-    v_head_dim: PositiveInt
-    rope_parameters: dict[str, Any] = Field(default_factory=dict)
-    rope_interleave: bool = True
-
-    def make(self, model: "Config") -> nn.Module:
-        sizes = self.model_dump(exclude={"type", "rope_parameters", "rope_interleave"})
-        rope = Rope(model.rope(self.rope_parameters), self.qk_rope_head_dim, self.rope_interleave)
-        config = MLAConfig(
-            hidden_size=model.hidden_size, latent_norm_eps=model.rms_norm_eps, **sizes
-        )
-        return MLA(config, rope)
+from hybridrt.models.stack_attention import AttentionLayer, MLALayer
+from hybridrt.models.stack_layer import LayerConfig, StackConfig
+from hybridrt.models.stack_recurrent import (
+    GatedDeltaNetLayer,
+    KimiDeltaAttentionLayer,
+    LightningAttentionLayer,
+    ShortConvLayer,
+)
 
 
 class Mamba1Layer(LayerConfig):
@@ -94,7 +44,7 @@ class Mamba1Layer(LayerConfig):
     use_bias: bool = False
     use_conv_bias: bool = True
 
-    def make(self, model: "Config") -> nn.Module:
+    def make(self, model: StackConfig) -> nn.Module:
         sizes = self.model_dump(exclude={"type"})
         return Mamba1(Mamba1Config(hidden_size=model.hidden_size, **sizes))
 
@@ -113,7 +63,7 @@ class Mamba2Layer(LayerConfig):
     time_step_limit: Limits = (0.0, inf)
     norm_before_gate: bool = False
 
-    def make(self, model: "Config") -> nn.Module:
+    def make(self, model: StackConfig) -> nn.Module:
         sizes = self.model_dump(exclude={"type"})
         config = Mamba2Config(hidden_size=model.hidden_size, norm_eps=model.rms_norm_eps, **sizes)
         return Mamba2(config)
@@ -124,7 +74,7 @@ class MLPLayer(LayerConfig):
 
     intermediate_size: PositiveInt
 
-    def make(self, model: "Config") -> nn.Module:
+    def make(self, model: StackConfig) -> nn.Module:
         return MLP(model.hidden_size, self.intermediate_size)
 
 
@@ -136,9 +86,15 @@ class MoELayer(LayerConfig):
     moe_intermediate_size: PositiveInt
     norm_topk_prob: bool = True
 
-    def make(self, model: "Config") -> nn.Module:
+    def make(self, model: StackConfig) -> nn.Module:
         sizes = self.model_dump(exclude={"type"})
         return MoE(MoEConfig(hidden_size=model.hidden_size, **sizes))
+
+
+class ParallelLayer(LayerConfig):
+    """Several mixers on the same input, whose outputs add up (Falcon-H1, arXiv 2507.22448)."""
+
+    mixers: Annotated[list[LayerConfig], Field(min_length=1)]
 
 
 LAYER_TYPES: Mapping[str, Callable[..., LayerConfig]] = {
@@ -146,18 +102,20 @@ LAYER_TYPES: Mapping[str, Callable[..., LayerConfig]] = {
     "mla": MLALayer,
     "mamba1": Mamba1Layer,
     "mamba2": Mamba2Layer,
+    "short_conv": ShortConvLayer,
+    "gated_delta_net": GatedDeltaNetLayer,
+    "kda": KimiDeltaAttentionLayer,
+    "lightning": LightningAttentionLayer,
     "mlp": MLPLayer,
     "moe": MoELayer,
+    "parallel": ParallelLayer,
 }
 
 
-class Config(ModelConfig):
+class Config(StackConfig):
     """Keys of a hybrid_stack `config.json`. `layers` gives `num_hidden_layers`."""
 
-    rms_norm_eps: float = 1e-5
     layers: list[LayerConfig]
-
-    has_rope: ClassVar[bool] = False
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any], ignore: Collection[str] = ()) -> "ModelConfig":
@@ -165,7 +123,7 @@ class Config(ModelConfig):
         entries = config.get("layers")
         if not isinstance(entries, list) or not entries:
             raise ValueError(f"config.json: layers={entries!r} should be a list of mixers")
-        layers = [_layer(index, entry) for index, entry in enumerate(entries)]
+        layers = [_layer(f"layers[{index}]", entry) for index, entry in enumerate(entries)]
         count = config.get("num_hidden_layers", len(layers))
         if count != len(layers):
             raise ValueError(
@@ -173,30 +131,69 @@ class Config(ModelConfig):
             )
         return super().from_json({**config, "layers": layers, "num_hidden_layers": count}, ignore)
 
-    def rope(self, parameters: Mapping[str, Any]) -> RopeConfig:
-        """A layer's `rope_parameters`, with the model's longest position."""
-        longest = self.max_position_embeddings
-        keys = {"rope_parameters": parameters, "max_position_embeddings": longest}
-        return RopeConfig(**read_rope_parameters(keys))
 
-
-def _layer(index: int, entry: Any) -> LayerConfig:
+def _layer(where: str, entry: Any) -> LayerConfig:
     kind = entry.get("type") if isinstance(entry, dict) else None
     if not isinstance(kind, str) or kind not in LAYER_TYPES:
         raise ValueError(
-            f"config.json: layers[{index}] has type={kind!r}; known are {', '.join(LAYER_TYPES)}"
+            f"config.json: {where} has type={kind!r}; known are {', '.join(LAYER_TYPES)}"
         )
+    fields = dict(entry)
+    if kind == "parallel" and isinstance(fields.get("mixers"), list):
+        fields["mixers"] = [
+            _layer(f"{where}.mixers[{index}]", mixer)
+            for index, mixer in enumerate(fields["mixers"])
+        ]
     try:
-        return LAYER_TYPES[kind](**entry)
+        return LAYER_TYPES[kind](**fields)
     except ValueError as error:
-        raise ValueError(f"config.json: layers[{index}]: {error}") from None
+        raise ValueError(f"config.json: {where}: {error}") from None
 
 
-def _make(index: int, entry: LayerConfig, config: Config) -> nn.Module:
-    try:
-        return entry.make(config)
-    except ValueError as error:
-        raise ValueError(f"config.json: layers[{index}]: {error}") from None
+def _mixers(config: Config) -> list[nn.Module]:
+    mixers: list[nn.Module] = []
+    for index, entry in enumerate(config.layers):
+        try:
+            mixers.append(_mixer(entry, config, mixers))
+        except ValueError as error:
+            raise ValueError(f"config.json: layers[{index}]: {error}") from None
+    return mixers
+
+
+def _mixer(entry: LayerConfig, config: Config, earlier: Sequence[nn.Module]) -> nn.Module:
+    if isinstance(entry, ParallelLayer):
+        return Parallel([_mixer(mixer, config, earlier) for mixer in entry.mixers])
+    if isinstance(entry, AttentionLayer) and entry.share_cache_of is not None:
+        return entry.make(config, _source(entry.share_cache_of, earlier))
+    return entry.make(config)
+
+
+def _source(index: int, earlier: Sequence[nn.Module]) -> Attention:
+    source = earlier[index] if index < len(earlier) else None
+    if not isinstance(source, Attention) or shares_cache(source):
+        raise ValueError(
+            f"share_cache_of={index} should be the index of an earlier layer of type "
+            "'attention' that has a cache of its own"
+        )
+    return source
+
+
+def _run(mixer: nn.Module, x: Tensor, batch: ForwardBatch) -> Tensor:
+    return mixer(x, batch) if isinstance(mixer, CachedLayer | Parallel) else mixer(x)
+
+
+class Parallel(nn.Module):
+    """Mixers on the same input, added up."""
+
+    def __init__(self, mixers: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.mixers = nn.ModuleList(mixers)
+
+    def forward(
+        self, x: Float[Tensor, "tokens hidden"], batch: ForwardBatch
+    ) -> Float[Tensor, "tokens hidden"]:
+        first, *others = (_run(mixer, x, batch) for mixer in self.mixers)
+        return sum(others, start=first)
 
 
 class Layer(nn.Module):
@@ -210,8 +207,7 @@ class Layer(nn.Module):
     def forward(
         self, x: Float[Tensor, "tokens hidden"], batch: ForwardBatch
     ) -> Float[Tensor, "tokens hidden"]:
-        args = (batch,) if isinstance(self.mixer, CachedLayer) else ()
-        return x + self.mixer(self.norm(x), *args)
+        return x + _run(self.mixer, self.norm(x), batch)
 
 
 class Model(CausalLM):
@@ -220,7 +216,8 @@ class Model(CausalLM):
     Config = Config
 
     def __init__(self, config: Config) -> None:
-        mixers = [_make(index, entry, config) for index, entry in enumerate(config.layers)]
-        ropes = [m.rope for m in mixers if isinstance(m, Attention | MLA) and m.rope is not None]
+        mixers = _mixers(config)
+        modules = (module for mixer in mixers for module in mixer.modules())
+        ropes = [m.rope for m in modules if isinstance(m, Attention | MLA) and m.rope is not None]
         layers = [Layer(config.hidden_size, config.rms_norm_eps, mixer) for mixer in mixers]
         super().__init__(config, layers, config.rms_norm_eps, ropes)

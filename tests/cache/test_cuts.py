@@ -1,12 +1,13 @@
 """The slab: little padding, uniform strides, on real sizes and odd ones."""
 
 import re
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hybridrt.cache.cuts import Cut, find_cuts
+from hybridrt.cache.cuts import Cut, find_cuts, whole
 from hybridrt.cache.spec import ALIGNMENT
 
 GIB = 2**30
@@ -31,6 +32,11 @@ GEOMETRIES = {
 }
 
 
+def cut_whole(page_bytes: Sequence[int], blocks: Sequence[int], memory: int) -> Cut:
+    """The cut of groups that aren't split."""
+    return find_cuts([whole(size, r) for size, r in zip(page_bytes, blocks, strict=True)], memory)
+
+
 def padding_percent(page_bytes: tuple[int, ...], cut: Cut) -> float:
     shares = [n * size / cut.slab_bytes for n, size in zip(cut.counts, page_bytes, strict=True)]
     assert max(shares) <= 1, "a page does not fit its stride"
@@ -42,7 +48,7 @@ def padding_percent(page_bytes: tuple[int, ...], cut: Cut) -> float:
 def test_real_geometries_waste_half_a_percent_in_32_slabs_or_more(name: str, r: int) -> None:
     page_bytes, most = GEOMETRIES[name]
     blocks = [1 if size == max(page_bytes) and len(page_bytes) > 1 else r for size in page_bytes]
-    cut = find_cuts(page_bytes, blocks, 8 * GIB)
+    cut = cut_whole(page_bytes, blocks, 8 * GIB)
     assert padding_percent(page_bytes, cut) <= most + 0.005
     assert cut.num_slabs >= 32
     assert 8 * GIB - cut.slab_bytes < cut.num_slabs * cut.slab_bytes <= 8 * GIB
@@ -64,14 +70,14 @@ def test_every_group_has_one_aligned_stride_that_holds_its_page(
     blocks = [r for _, r in drawn]
     memory = len(drawn) * max(page_bytes) * 2**spare
     try:
-        cut = find_cuts(page_bytes, blocks, memory)
+        cut = cut_whole(page_bytes, blocks, memory)
     except ValueError:
         return  # that it is right to refuse is the next test's
     padding_percent(page_bytes, cut)
     assert len(drawn) <= cut.num_slabs == memory // cut.slab_bytes
     for count, r in zip(cut.counts, blocks, strict=True):
         assert cut.slab_bytes % (ALIGNMENT * count * r) == 0
-    assert find_cuts(page_bytes, blocks, memory) == cut
+    assert cut_whole(page_bytes, blocks, memory) == cut
 
 
 @given(groups)
@@ -82,20 +88,20 @@ def test_too_little_memory_is_refused_with_the_bytes_that_are_enough(
     page_bytes = [ALIGNMENT * r * units for units, r in drawn]
     blocks = [r for _, r in drawn]
     with pytest.raises(ValueError, match="cache_memory=15 bytes is not enough") as refusal:
-        find_cuts(page_bytes, blocks, 15)
+        cut_whole(page_bytes, blocks, 15)
     enough = int(re.findall(r"take (\d+) bytes", str(refusal.value))[0])
-    cut = find_cuts(page_bytes, blocks, enough)
+    cut = cut_whole(page_bytes, blocks, enough)
     assert cut.num_slabs * cut.slab_bytes <= enough
     with pytest.raises(ValueError, match=f"cache_memory={enough - 1} bytes"):
-        find_cuts(page_bytes, blocks, enough - 1)
+        cut_whole(page_bytes, blocks, enough - 1)
 
 
 def test_a_small_pool_is_not_spent_on_slabs_that_leave_groups_waiting() -> None:
     page_bytes = (6_400, 100_000)
     for memory in (200_000, 10**6, 10**7):
-        cut = find_cuts(page_bytes, (1, 1), memory)
+        cut = cut_whole(page_bytes, (1, 1), memory)
         assert cut.num_slabs >= min(32, memory // 120_000)
 
 
 def test_no_cached_layer_needs_no_memory() -> None:
-    assert find_cuts([], [], 0) == Cut(0, 0, ())
+    assert find_cuts([], 0) == Cut(0, 0, (), (), 0.0)

@@ -1,23 +1,26 @@
-"""Admit, extend, commit and free in any order, against a model that a child could keep.
+"""Admit, extend, commit, fork and free in any order, against a model that a child could keep.
 
-The model has the number of tokens of each sequence, and for each page a mark that
-was painted over all of its bytes. Whatever happens, every live page still shows its
-mark: so bytes of live pages are disjoint, over all sequences and groups.
+The model has for each sequence the pages it should hold (`pages_model`), and for each
+page a mark that was painted over all of its bytes. Whatever happens, every live page
+still shows its mark: so bytes of live pages are disjoint, over all sequences and groups.
 """
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from torch import Tensor
 
 from hybridrt.cache.page_table import PhysicalId
 from hybridrt.cache.pool import POISON
 from hybridrt.cache.sequence_pages import SequencePages
 from hybridrt.cache.slabs import OutOfPages
+from hybridrt.cache.spec import Window
+from tests.cache.pages_model import Held
 from tests.cache.stand_ins import Group, pool_of
 from tests.cache.test_slabs import entries
 
@@ -27,163 +30,246 @@ GROUPS = st.sampled_from(
         Group(48, 3),
         Group(64, 8, 2),
         Group(192, 16, 4),
-        Group(33 * 16, 66, 33),
+        Group(33 * 16, 33, 33),
         Group(80),
         Group(1040),
+        Group(160, parts=3),
+        Group(16, 1, window=Window(5)),
+        Group(48, 4, window=Window(1)),
+        Group(32, 4, 2, window=Window(7)),
+        Group(64, 4, 4, window=Window(6, chunked=True)),
+        Group(33 * 16, 33, 33, window=Window(40)),
+        Group(48, 3, window=Window(13, chunked=True)),
     ]
 )
+NUM_TOKENS = st.integers(0, 50)
+STOP = st.none() | st.integers(0, 50)
 
 
 class PagesMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.lengths: dict[str, int] = {}
-        self.committed: dict[str, int] = {}
+        self.live: dict[str, Held] = {}
         self.marks: dict[tuple[int, PhysicalId], int] = {}
-        self.num_admitted = 0
+        self.num_names = 0
 
-    @initialize(groups=st.lists(GROUPS, min_size=1, max_size=4), num_slabs=st.integers(1, 7))
+    @initialize(groups=st.lists(GROUPS, min_size=1, max_size=5), num_slabs=st.integers(1, 9))
     def start(self, groups: list[Group], num_slabs: int) -> None:
         self.pool = pool_of(groups, num_slabs)
         self.pages = SequencePages(self.pool)
-        self.plans = self.pool.plan.groups
+        self.groups = self.pool.plan.groups
         self.empty_size = entries(self.pool.allocator)
+        self.bytes = self.pool.bytes.numpy().reshape(-1)
+        self.used = np.zeros(len(self.bytes), bool)
 
-    @rule(num_tokens=st.integers(0, 40))
-    def admit(self, num_tokens: int) -> None:
-        name = f"sequence {self.num_admitted}"
-        self.num_admitted += 1
-        can = self.pages.can_admit(num_tokens)
-        assert can == self.fits([plan.pages_for(num_tokens) for plan in self.plans])
-        if can:
-            self.pages.admit(name, num_tokens)
-            self.lengths[name], self.committed[name] = num_tokens, 0
-            self.mark(name)
-        else:
-            self.fails_without_change(lambda: self.pages.admit(name, num_tokens), OutOfPages)
+    @rule(num_tokens=NUM_TOKENS, stop=STOP)
+    def admit(self, num_tokens: int, stop: int | None) -> None:
+        stop = None if stop is None else min(stop, num_tokens)
+        name, held = self.new_name(), Held.nothing(self.groups)
+        can = self.pages.can_admit(num_tokens, stop)
+        assert can == self.fits(held.missing(num_tokens, stop))
+        if not can:
+            self.fails_without_change(lambda: self.pages.admit(name, num_tokens, stop), OutOfPages)
+            return
+        self.pages.admit(name, num_tokens, stop)
+        held.extend(num_tokens, stop)
+        self.live[name] = held
+        self.mark_fresh(name)
 
-    @precondition(lambda self: self.lengths)
-    @rule(data=st.data(), k=st.integers(0, 40))
-    def extend(self, data: st.DataObject, k: int) -> None:
-        name = data.draw(st.sampled_from(sorted(self.lengths)))
-        now, then = self.lengths[name], self.lengths[name] + k
-        can = self.pages.can_extend(name, k)
-        assert can == self.fits([plan.pages_for(then) - plan.pages_for(now) for plan in self.plans])
-        if can:
-            self.pages.extend(name, k)
-            self.lengths[name] = then
-            self.mark(name)
-        else:
-            self.fails_without_change(lambda: self.pages.extend(name, k), OutOfPages)
+    @precondition(lambda self: self.live)
+    @rule(data=st.data(), num_tokens=NUM_TOKENS, stop=STOP)
+    def extend(self, data: st.DataObject, num_tokens: int, stop: int | None) -> None:
+        name = self.any_name(data)
+        held = self.live[name]
+        num_tokens += held.committed
+        stop = None if stop is None else min(stop + held.committed, num_tokens)
+        can = self.pages.can_extend(name, num_tokens, stop)
+        assert can == self.fits(held.missing(num_tokens, stop))
+        if not can:
+            self.fails_without_change(lambda: self.pages.extend(name, num_tokens, stop), OutOfPages)
+            return
+        self.pages.extend(name, num_tokens, stop)
+        held.extend(num_tokens, stop)
+        self.mark_fresh(name)
 
-    @precondition(lambda self: self.lengths)
-    @rule(data=st.data())
-    def admit_again(self, data: st.DataObject) -> None:
-        name = data.draw(st.sampled_from(sorted(self.lengths)))
-        self.fails_without_change(lambda: self.pages.admit(name, 1), ValueError)
-
-    @precondition(lambda self: self.lengths)
+    @precondition(lambda self: self.live)
     @rule(data=st.data())
     def commit(self, data: st.DataObject) -> None:
-        name = data.draw(st.sampled_from(sorted(self.lengths)))
-        upto = data.draw(st.integers(self.committed[name], self.lengths[name]))
+        name = self.any_name(data)
+        held = self.live[name]
+        most = min(held.capacity, held.committed + 60)
+        upto = data.draw(st.integers(held.committed, most) | st.just(most))
+        before = set(self.pages_of(name))
         self.pages.commit(name, upto)
-        self.committed[name] = upto
+        held.committed = upto
+        self.forget(before - set(self.pages_of(name)))
 
-    @precondition(lambda self: self.lengths)
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def fork(self, data: st.DataObject) -> None:
+        name, child = self.any_name(data), self.new_name()
+        held = self.live[name].fork()
+        counts = [held.held(g) - held.shared(g) for g in range(len(self.groups))]
+        if not self.fits(counts):
+            self.fails_without_change(lambda: self.pages.fork(name, child), OutOfPages)
+            return
+        self.pages.fork(name, child)
+        self.live[child] = held
+        for g, (own, parents) in enumerate(self.both_tables(child, name)):
+            shared = held.shared(g)
+            assert own[:shared] == parents[:shared]
+            assert not set(own[shared:]) & set(parents), "who writes writes for both"
+            for copy, source in zip(own[shared:], parents[shared:], strict=False):
+                assert (self.bytes_of(g, copy) == self.marks[g, source]).all()
+                self.mark(g, copy)
+
+    @precondition(lambda self: self.live)
     @rule(data=st.data())
     def free(self, data: st.DataObject) -> None:
         """The end of a sequence, or its abort: to the cache they are the same."""
-        name = data.draw(st.sampled_from(sorted(self.lengths)))
-        pages = list(self.pages_of(name))
+        name = self.any_name(data)
+        before = set(self.pages_of(name))
         self.pages.free(name)
-        del self.lengths[name], self.committed[name]
-        for group, page in pages:
-            del self.marks[group, page]
-            assert (self.bytes_of(group, page) == POISON).all()
+        del self.live[name]
+        self.forget(before)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def calls_that_are_wrong_change_nothing(self, data: st.DataObject) -> None:
+        name, other = self.any_name(data), self.any_name(data)
+        held = self.live[name]
+        wrong: list[tuple[Callable[[], None], type[Exception]]] = [
+            (lambda: self.pages.admit(name, 1), ValueError),
+            (lambda: self.pages.fork(other, name), ValueError),
+            (lambda: self.pages.fork("nobody", "child"), KeyError),
+            (lambda: self.pages.extend("nobody", 1), KeyError),
+            (lambda: self.pages.free("nobody"), KeyError),
+            (lambda: self.pages.commit(name, held.committed - 1), AssertionError),
+            (lambda: self.pages.commit(name, held.capacity + 1), AssertionError),
+        ]
+        for call, error in wrong:
+            self.fails_without_change(call, error)
 
     @invariant()
     def tables_have_the_pages_that_the_tokens_need(self) -> None:
-        assert len(self.pages) == len(self.lengths)
-        for name, length in self.lengths.items():
-            assert self.pages.num_tokens(name) == length
-            assert self.pages.num_committed(name) == self.committed[name]
-            tables = self.pages.tables(name)
-            assert [len(t) for t in tables] == [plan.pages_for(length) for plan in self.plans]
+        assert [*self.pages_if_any()] == [*self.live]
+        for name, held in self.live.items():
+            assert self.pages.capacity(name) == held.capacity
+            assert self.pages.num_committed(name) == held.committed
+            for g, table in enumerate(self.pages.tables(name)):
+                assert (table.num_released, len(table)) == (held.released(g), held.held(g))
 
     @invariant()
     def kernel_ids_are_in_step_with_physical_ids(self) -> None:
-        for name in self.lengths:
-            for plan, table in zip(self.plans, self.pages.tables(name), strict=True):
-                r = plan.blocks_per_page
+        for name in self.live:
+            for group, table in zip(self.groups, self.pages.tables(name), strict=True):
+                r = group.blocks_per_page
                 expected = [page * r + block for page in table.physical_ids for block in range(r)]
-                assert table.kernel_ids.tolist() == expected
+                assert table.kernel_ids.array.tolist() == expected
+                assert table.kernel_ids_from(r).tolist() == expected[r:]
+
+    @invariant()
+    def pages_have_as_many_references_as_tables_have_them(self) -> None:
+        holders = Counter(page for name in self.live for page in self.pages_of(name))
+        assert holders.keys() == self.marks.keys()
+        for (g, page), count in holders.items():
+            assert self.pool.allocator.references(g, page) == count
 
     @invariant()
     def bytes_of_live_pages_are_disjoint(self) -> None:
-        ranges = []
-        for group, page in self.marks:
-            stride = self.plans[group].page_stride
-            ranges.append((page * stride, (page + 1) * stride))
-        ranges.sort()
+        ranges = sorted(
+            (page * self.groups[g].page_stride, (page + 1) * self.groups[g].page_stride)
+            for g, page in self.marks
+        )
         for (_, end), (start, _) in itertools.pairwise(ranges):
             assert end <= start
         assert not ranges or 0 <= ranges[0][0] <= ranges[-1][1] <= self.pool.plan.pool_bytes
-        for (group, page), mark in self.marks.items():
-            assert (self.bytes_of(group, page) == mark).all()
+        for (g, page), mark in self.marks.items():
+            assert (self.bytes_of(g, page) == mark).all()
 
     @invariant()
-    def nothing_leaks_and_the_free_structures_stay_bounded(self) -> None:
+    def free_and_live_pages_are_the_pool_and_structures_stay_bounded(self) -> None:
         if not hasattr(self, "pool"):
             return
-        allocator, plan = self.pool.allocator, self.pool.plan
-        assert allocator.num_free_slabs == plan.num_slabs - sum(map(len, self.live_slabs()))
-        for index in range(len(self.plans)):
-            num_live = sum(group == index for group, _ in self.marks)
-            assert allocator.num_live_pages(index) == num_live
+        allocator, num_slabs = self.pool.allocator, self.pool.plan.num_slabs
+        live_slabs = self.live_slabs()
+        assert allocator.num_free_slabs == num_slabs - sum(map(len, live_slabs))
+        for g, (group, slabs) in enumerate(zip(self.groups, live_slabs, strict=True)):
+            num_live = sum(of == g for of, _ in self.marks)
+            assert allocator.num_live_pages(g) == num_live
+            assert allocator.num_free_pages(g) == len(slabs) * group.pages_per_slab - num_live
         # Every page is free or live, every slab free or in two places of its group.
-        most_pages = max(group.pages_per_slab for group in self.plans)
-        assert entries(allocator) <= self.empty_size + plan.num_slabs * (most_pages + 2)
+        most_pages = max(group.pages_per_slab for group in self.groups)
+        assert entries(allocator) <= self.empty_size + num_slabs * (most_pages + 2)
 
     def teardown(self) -> None:
-        for name in self.lengths:
+        for name in self.live:
             self.pages.free(name)
         if hasattr(self, "pool"):
             assert self.pool.allocator.num_free_slabs == self.pool.plan.num_slabs
             assert entries(self.pool.allocator) == self.empty_size
 
+    def new_name(self) -> str:
+        self.num_names += 1
+        return f"sequence {self.num_names:03}"
+
+    def any_name(self, data: st.DataObject) -> str:
+        return data.draw(st.sampled_from(sorted(self.live)))
+
+    def pages_if_any(self) -> Iterator[str]:
+        return iter(self.pages) if hasattr(self, "pages") else iter(())
+
     def fits(self, counts: list[int]) -> bool:
         """What the pool should answer, from the live pages alone."""
         free_slabs = self.pool.plan.num_slabs
-        for index, (plan, slabs) in enumerate(zip(self.plans, self.live_slabs(), strict=True)):
-            num_live = sum(group == index for group, _ in self.marks)
-            num_missing = max(0, num_live + counts[index] - len(slabs) * plan.pages_per_slab)
-            free_slabs -= len(slabs) + -(-num_missing // plan.pages_per_slab)
+        for g, (group, slabs) in enumerate(zip(self.groups, self.live_slabs(), strict=True)):
+            num_live = sum(of == g for of, _ in self.marks)
+            num_missing = max(0, num_live + counts[g] - len(slabs) * group.pages_per_slab)
+            free_slabs -= len(slabs) + -(-num_missing // group.pages_per_slab)
         return free_slabs >= 0
 
     def live_slabs(self) -> list[set[int]]:
         """For each group the slabs in which it has a live page."""
-        slabs: list[set[int]] = [set() for _ in self.plans]
-        for group, page in self.marks:
-            slabs[group].add(page // self.plans[group].pages_per_slab)
+        slabs: list[set[int]] = [set() for _ in self.groups]
+        for g, page in self.marks:
+            slabs[g].add(page // self.groups[g].pages_per_slab)
         return slabs
 
-    def mark(self, name: str) -> None:
-        """Paints the pages that a sequence got just now."""
-        for group, page in self.pages_of(name):
-            if (group, page) not in self.marks:
-                mark = 1 + len(self.marks) % 250
-                self.marks[group, page] = mark
-                self.bytes_of(group, page).fill_(mark)
+    def mark_fresh(self, name: str) -> None:
+        """Paints the pages that a sequence got just now: zeros, or poison where one was freed."""
+        for g, page in self.pages_of(name):
+            if (g, page) not in self.marks:
+                expected = np.where(self.span(self.used, g, page), POISON, 0)
+                assert (self.bytes_of(g, page) == expected).all()
+                self.mark(g, page)
+
+    def mark(self, g: int, page: PhysicalId) -> None:
+        self.marks[g, page] = 1 + (sum(self.marks.values()) + len(self.marks)) % 250
+        self.bytes_of(g, page)[:] = self.marks[g, page]
+        self.span(self.used, g, page)[:] = True
+
+    def forget(self, pages: set[tuple[int, PhysicalId]]) -> None:
+        """Pages that one holder gave back: poison, unless another has them still."""
+        others = {page for name in self.live for page in self.pages_of(name)}
+        for g, page in pages - others:
+            del self.marks[g, page]
+            assert (self.bytes_of(g, page) == POISON).all()
 
     def pages_of(self, name: str) -> Iterator[tuple[int, PhysicalId]]:
-        for group, table in enumerate(self.pages.tables(name)):
+        for g, table in enumerate(self.pages.tables(name)):
             for page in table.physical_ids:
-                yield group, page
+                yield g, page
 
-    def bytes_of(self, group: int, page: PhysicalId) -> Tensor:
-        stride = self.plans[group].page_stride
-        return self.pool.bytes.view(-1)[page * stride : (page + 1) * stride]
+    def both_tables(self, a: str, b: str) -> Iterator[tuple[list[PhysicalId], list[PhysicalId]]]:
+        for one, other in zip(self.pages.tables(a), self.pages.tables(b), strict=True):
+            yield one.physical_ids, other.physical_ids
+
+    def bytes_of(self, g: int, page: PhysicalId) -> np.ndarray:
+        return self.span(self.bytes, g, page)
+
+    def span(self, array: np.ndarray, g: int, page: PhysicalId) -> np.ndarray:
+        stride = self.groups[g].page_stride
+        return array[page * stride : (page + 1) * stride]
 
     def fails_without_change(self, call: Callable[[], None], error: type[Exception]) -> None:
         before = self.snapshot()
@@ -193,13 +279,13 @@ class PagesMachine(RuleBasedStateMachine):
 
     def snapshot(self) -> tuple[object, ...]:
         allocator = self.pool.allocator
-        tables = {name: list(self.pages_of(name)) for name in self.lengths}
+        tables = {name: list(self.pages_of(name)) for name in self.pages}
         groups = [repr(vars(group)) for group in allocator._groups]
         whole = (allocator._free_slabs, allocator._references)
-        return repr(whole), groups, tables, self.pool.bytes.numpy().tobytes()
+        return repr(whole), groups, tables, self.bytes.tobytes()
 
 
 TestPages = PagesMachine.TestCase
 TestPages.settings = settings(
-    max_examples=60, stateful_step_count=30, deadline=None, derandomize=True
+    max_examples=80, stateful_step_count=30, deadline=None, derandomize=True
 )

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from hybridrt.cache.plan import CachePlan
+from hybridrt.cache.plan import CachePlan, GroupPlan, LayerPlan
 from hybridrt.cache.pool import Pool
 from hybridrt.cache.sequence_pages import SequencePages
 from tests.cache.stand_ins import CPU, StandIn, attention, plan_of, recurrent
@@ -30,6 +30,10 @@ def plans(draw: st.DrawFn) -> tuple[list[StandIn], CachePlan]:
         raise
 
 
+def of_part(plan: CachePlan, group: GroupPlan, part: int) -> list[LayerPlan]:
+    return [row for row in plan.layers if (row.group, row.part) == (group.name, part)]
+
+
 @given(plans())
 @settings(max_examples=60, deadline=None, derandomize=True)
 def test_rows_of_layers_are_disjoint_aligned_and_inside_the_pool(
@@ -39,20 +43,23 @@ def test_rows_of_layers_are_disjoint_aligned_and_inside_the_pool(
     pool = Pool(plan, CPU)
     assert [row.name for row in plan.layers] == [f"layer.{i}" for i in range(len(layers))]
     for group in plan.groups:
-        pool.bytes.zero_()
-        members = [row for row in plan.layers if row.group == group.name]
-        assert tuple(row.name for row in members) == group.layers
-        for row in members:
-            pages = pool.layer_pages(row)
-            num_pages = plan.num_slabs * group.pages_per_slab
-            assert pages.shape == (num_pages * group.blocks_per_page, row.block_bytes)
-            assert pages.stride() == (group.block_stride, 1)
-            assert (pages.data_ptr() - pool.bytes.data_ptr()) % 16 == 0 == group.block_stride % 16
-            pages += 1
-        taken = sum(row.bytes_per_page for row in members)
-        assert taken == group.page_bytes <= group.page_stride
-        assert pool.bytes.max() == 1, "two layers share bytes"
-        assert pool.bytes.sum() == taken * plan.num_slabs * group.pages_per_slab
+        num_pages = plan.num_slabs * group.pages_per_slab
+        parts = [of_part(plan, group, part) for part in range(group.parts)]
+        assert tuple(row.name for members in parts for row in members) == group.layers
+        for members in parts:
+            pool.bytes.zero_()
+            for row in members:
+                pages = pool.layer_pages(row)
+                assert pages.shape == (num_pages * group.blocks_per_page, row.block_bytes)
+                assert pages.stride() == (group.block_stride, 1)
+                first_byte = pages.data_ptr() - pool.bytes.data_ptr()
+                assert first_byte % 16 == 0 == group.block_stride % 16
+                pages += 1
+            assert pool.bytes.max() == 1, "two layers share bytes"
+            assert pool.bytes.sum() == num_pages * sum(row.bytes_per_page for row in members)
+        taken = [sum(row.bytes_per_page for row in members) for members in parts]
+        assert max(taken) == group.page_bytes <= group.page_stride
+        assert sum(taken) == (group.sequence_bytes if group.kind == "state" else group.page_bytes)
 
 
 @given(plans(), st.data())
@@ -85,10 +92,12 @@ def test_a_sequence_that_grows_alone_reaches_the_longest(
     longest = plan.longest_sequence()
     assume(longest is not None and longest < 2000)
     pages = SequencePages(Pool(plan, CPU))
-    pages.admit("sequence", 1)
-    while pages.can_extend("sequence", 1):
-        pages.extend("sequence", 1)
-    assert pages.num_tokens("sequence") == longest
+    num_tokens = 1
+    pages.admit("sequence", num_tokens)
+    while pages.can_extend("sequence", num_tokens + 1):
+        num_tokens += 1
+        pages.extend("sequence", num_tokens)
+    assert num_tokens == longest
 
 
 def test_bytes_of_a_plan_add_up() -> None:

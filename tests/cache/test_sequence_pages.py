@@ -9,8 +9,8 @@ from hybridrt.cache.slabs import OutOfPages
 from tests.cache.stand_ins import Group, pool_of
 
 
-def ids(pages: SequencePages, sequence: str) -> list[tuple[int, ...]]:
-    return [table.physical_ids for table in pages.tables(sequence)]
+def ids(pages: SequencePages, sequence: str) -> list[list[int]]:
+    return [list(table.physical_ids) for table in pages.tables(sequence)]
 
 
 def test_bug_01_an_admission_that_fails_leaves_no_partial_table() -> None:
@@ -39,12 +39,12 @@ def test_bug_04_extending_by_k_takes_just_the_pages_that_k_tokens_begin(
     pages = SequencePages(pool)
     pages.admit("a", start)
     for k in more[:6]:
-        pages.extend("a", k)
         start += k
+        pages.extend("a", start)
         tokens, states = pages.tables("a")
         assert len(tokens) == -(-start // page_size)
         assert len(states) == (start > 0)
-        assert pages.num_tokens("a") == start
+        assert pages.capacity("a") == (len(tokens) * page_size if start else 0)
 
 
 @pytest.mark.parametrize("start", [1, 15, 16, 17, 31, 32])
@@ -55,13 +55,13 @@ def test_bug_04_the_check_before_extending_asks_for_no_page_too_many(start: int,
         pages = SequencePages(pool_of([Group(256, 16)], num_pages))
         pages.admit("a", start)
         before = ids(pages, "a")
-        assert pages.can_extend("a", k) == (num_pages >= needed)
+        assert pages.can_extend("a", start + k) == (num_pages >= needed)
         if num_pages < needed:
             with pytest.raises(OutOfPages):
-                pages.extend("a", k)
-            assert ids(pages, "a") == before and pages.num_tokens("a") == start
+                pages.extend("a", start + k)
+            assert ids(pages, "a") == before and pages.capacity("a") == 16 * len(before[0])
         else:
-            pages.extend("a", k)
+            pages.extend("a", start + k)
             assert len(pages.tables("a")[0]) == needed
 
 
@@ -73,7 +73,7 @@ def test_bug_14_admitting_twice_changes_nothing() -> None:
     with pytest.raises(ValueError, match="'a' is in the cache already"):
         pages.admit("a", 1)
     assert ids(pages, "a") == before
-    assert (pages.num_tokens("a"), pages.num_committed("a")) == (3, 2)
+    assert (pages.capacity("a"), pages.num_committed("a")) == (3, 2)
 
 
 def test_a_commit_stays_within_what_was_admitted_and_never_goes_back() -> None:

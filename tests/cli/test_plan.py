@@ -11,7 +11,7 @@ from hybridrt.cache.explain import (
     number_ranges,
     size_text,
 )
-from hybridrt.cache.plan import plan
+from hybridrt.cache.planner import plan
 from hybridrt.engine.geometry import load_geometry
 
 from .conftest import DEMO

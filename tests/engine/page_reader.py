@@ -1,116 +1,180 @@
-"""A model whose next token follows from all tokens before it, read out of the cache.
+"""The engine's loop around a `ContentModel`, with every token looked for in the cache.
 
-It keeps every token in pages of the kind `full` and a running hash in a page of the
-kind `state`. So a page that was lost, swapped or written too late gives another token,
-and so does a state that is another sequence's or another position's.
+Scheduler, pages and batches are the real ones. After every step the history of all live
+sequences is read again: of those that ran through the `ForwardBatch`, and then of
+everyone through the page tables. So a page that was lost, swapped, given to two or
+written too late is found at once, and so is a state of another position.
 """
 
 from collections.abc import Sequence
 
-import torch
+import numpy as np
 
 from hybridrt.cache.plan import CachePlan
-from hybridrt.cache.pool import Pool
 from hybridrt.cache.sequence_pages import SequencePages
-from hybridrt.cache.spec import CacheSpec, State
 from hybridrt.config import EngineConfig
+from hybridrt.engine.batch_builder import BatchBuilder
 from hybridrt.engine.detokenizer import Detokenizer
 from hybridrt.engine.scheduler import Row, Scheduler
 from hybridrt.engine.sequence import Sequence as Running
 from hybridrt.request import Request, SamplingParams
 from tests.cache.stand_ins import CPU, StandIn, plan_of
+from tests.cache.watched_pool import WatchedPool
+from tests.engine.content_model import (
+    VOCAB,
+    ContentModel,
+    Reading,
+    mixed,
+    seed_of,
+    state_layer,
+    token_layer,
+    weighed,
+)
 
-VOCAB = 1009
 
-
-def specs(block: int) -> list[StandIn]:
-    return [
-        StandIn(CacheSpec("full", (State("tokens", (block,), torch.int64),), block)),
-        StandIn(CacheSpec("state", (State("hash", (2,), torch.int64),))),
-    ]
+def plain_layers(block: int) -> list[StandIn]:
+    """One layer that keeps every token, and one with a state."""
+    return [token_layer(block), state_layer()]
 
 
 def small_plan(page_size: int, block: int, memory: int) -> CachePlan:
-    return plan_of(specs(block), memory, page_size=page_size, kernel_block_size=block)
+    layers = plain_layers(block)
+    return plan_of(layers, memory, page_size=page_size, kernel_block_size=block)
 
 
-def next_token(token_ids: Sequence[int]) -> int:
-    value = 1
-    for position, token in enumerate(token_ids):
-        value = _mix(value, position, token)
-    return value
+class History:
+    """What must stand in the cache behind each of a sequence's tokens."""
+
+    def __init__(self, token_ids: list[int], layers: Sequence[StandIn]) -> None:
+        self.token_ids = token_ids  # it grows
+        self.specs = [layer.cache_spec for layer in layers]
+        self._hashes = [[seed_of(index)] for index in range(len(layers))]
+
+    def state(self, layer: int, num_tokens: int) -> tuple[int, int]:
+        """A state that has seen so many tokens."""
+        hashes = self._hashes[layer]
+        for position in range(len(hashes) - 1, num_tokens):
+            hashes.append(mixed(hashes[-1], self.token_ids[position], position))
+        return num_tokens, hashes[num_tokens]
+
+    def next_token(self, num_tokens: int) -> int:
+        """What must follow after so many tokens."""
+        value = 0
+        for layer, spec in enumerate(self.specs):
+            if spec.kind == "state":
+                value += self.state(layer, num_tokens)[1]
+            else:
+                first = spec.window.first_visible(num_tokens - 1) if spec.window else 0
+                value += weighed(np.array(self.token_ids[first:num_tokens]), first)
+        return value % VOCAB
 
 
-def continuation(prompt: Sequence[int], count: int) -> list[int]:
+def continuation(
+    prompt: Sequence[int], count: int, layers: Sequence[StandIn] | None = None
+) -> list[int]:
     """What must come behind a prompt."""
-    token_ids = list(prompt)
+    history = History(list(prompt), layers or plain_layers(1))
     for _ in range(count):
-        token_ids.append(next_token(token_ids))
-    return token_ids[len(prompt) :]
-
-
-def _mix(value: int, position: int, token: int) -> int:
-    return (value * 31 + token + position) % VOCAB
+        history.token_ids.append(history.next_token(len(history.token_ids)))
+    return history.token_ids[len(prompt) :]
 
 
 class PageReader:
-    """Scheduler, pages and this model, with the engine's loop around them."""
+    """An engine whose model reads the history of every sequence at every step."""
 
-    def __init__(self, plan: CachePlan, **options: int) -> None:
+    def __init__(
+        self, plan: CachePlan, layers: Sequence[StandIn] | None = None, **options: int
+    ) -> None:
         self.config = EngineConfig(model="page reader", **options)
-        self.pool = Pool(plan, CPU, poison_freed_pages=True)
+        self.pool = WatchedPool(plan)
         self.pages = SequencePages(self.pool)
         self.scheduler = Scheduler(self.config, self.pages)
-        block = plan.group("full").kernel_block_size
-        assert block is not None
-        self.block = block
-        tokens, state = (
-            stand_in.cache_spec.unpack(self.pool.layer_pages(row))[0].numpy()
-            for row, stand_in in zip(plan.layers, specs(block), strict=True)
-        )
-        self.tokens, self.states = tokens, state
+        self.batches = BatchBuilder(self.pages, plan.groups, CPU)
+        if layers is None:
+            block = plan.group("full").kernel_block_size
+            assert block is not None
+            layers = plain_layers(block)
+        self.layers = layers
+        self.model = ContentModel(layers, plan, self.pool)
+        self.histories: dict[str, History] = {}
 
     def add(self, name: str, prompt: Sequence[int], max_tokens: int) -> Running:
-        params = SamplingParams(max_tokens=max_tokens)
-        request = Request(name, tuple(prompt), params)
-        limit = len(prompt) + max_tokens
-        running = Running(name, request, 0, 0, limit, Detokenizer(None, prompt, params))
+        running = self._sequence(name, prompt, max_tokens)
         self.scheduler.add(running)
         return running
 
+    def fork(self, parent: Running, name: str, more: Sequence[int], max_tokens: int) -> Running:
+        """A sequence that begins with what is cached of another, and goes on with `more`.
+
+        Raises:
+            OutOfPages: there is no room for it.
+        """
+        assert more, "there is something to compute"
+        self.pages.fork(parent.sequence_id, name)
+        committed = self.pages.num_committed(parent.sequence_id)
+        child = self._sequence(name, [*parent.token_ids[:committed], *more], max_tokens)
+        child.num_computed = committed
+        self.scheduler._running[name] = child  # no request asks the scheduler for it yet
+        return child
+
     def step(self, *, fails: bool = False) -> list[Row]:
-        """One step; a failing one writes to the cache, and is then undone."""
+        """One step; a failing one writes to some layers, and is then undone."""
         rows = self.scheduler.schedule()
-        chosen = [self._compute(row) for row in rows]
-        if fails:
-            self.scheduler.preempt_all(rows)
+        if not rows:
             return rows
-        self.scheduler.commit(rows)
-        for row, token in zip(rows, chosen, strict=True):
-            if row.samples:
-                row.sequence.append(token, ())
-                if row.sequence.finish_reason:
-                    self.scheduler.remove(row.sequence)
+        batch = self.batches.build(rows)
+        if fails:
+            self.model.run(batch, num_layers=(len(self.layers) + 1) // 2)
+            self.scheduler.preempt_all(rows)
+        else:
+            readings = self.model.run(batch)
+            for row, reading in zip(rows, readings, strict=True):
+                self._check_reading(row, reading)
+            tokens = [
+                reading.next_token % VOCAB if row.samples else None
+                for row, reading in zip(rows, readings, strict=True)
+            ]
+            finished = self.scheduler.commit(rows, tokens)
+            assert all(sequence.finish_reason for sequence in finished)
+        self.check_everyone()
         return rows
 
-    def _compute(self, row: Row) -> int:
-        token_ids = row.sequence.token_ids
-        full, state = self.pages.tables(row.sequence.sequence_id)
-        blocks, (page,) = full.kernel_ids, state.kernel_ids
-        if row.start == 0:
-            self.states[page] = (0, 1)
-        assert self.states[page, 0] == row.start, "the state is of another position"
-        value = int(self.states[page, 1])
-        for position in range(row.start, row.stop):
-            self.tokens[blocks[position // self.block], position % self.block] = token_ids[position]
-            value = _mix(value, position, token_ids[position])
-        self.states[page] = (row.stop, value)
-        stored = [
-            int(self.tokens[blocks[i // self.block], i % self.block]) for i in range(row.stop)
-        ]
-        assert stored == token_ids[: row.stop], "the pages hold something else"
-        return value
+    def check_everyone(self) -> None:
+        """Reads what later tokens will see of every sequence that has pages."""
+        groups = self.pool.plan.groups
+        for name in self.pages:
+            num_tokens, history = self.pages.num_committed(name), self.histories[name]
+            tables = dict(zip((g.name for g in groups), self.pages.tables(name), strict=True))
+            for row in self.model.rows:
+                group, table = self.model.groups[row.group], tables[row.group]
+                if group.kind == "state":
+                    if num_tokens:
+                        state = self.model.read_state(row.index, table.physical_ids[row.part])
+                        assert state == history.state(row.index, num_tokens)
+                    continue
+                first = group.first_kept(num_tokens)
+                blocks, skipped = table.kernel_ids.array, table.num_released * group.blocks_per_page
+                tokens = self.model.read_tokens(row.index, blocks, first, num_tokens, skipped)
+                assert tokens.tolist() == history.token_ids[first:num_tokens]
 
     def assert_nothing_is_held(self) -> None:
         assert len(self.pages) == 0 and not self.scheduler.has_unfinished
         assert self.pool.allocator.num_free_slabs == self.pool.plan.num_slabs
+
+    def _sequence(self, name: str, prompt: Sequence[int], max_tokens: int) -> Running:
+        params = SamplingParams(max_tokens=max_tokens)
+        request = Request(name, tuple(prompt), params)
+        limit = len(prompt) + max_tokens
+        running = Running(name, request, 0, 0, limit, Detokenizer(None, prompt, params))
+        self.histories[name] = History(running.token_ids, self.layers)
+        return running
+
+    def _check_reading(self, row: Row, reading: Reading) -> None:
+        history = self.histories[row.sequence.sequence_id]
+        for first, tokens in reading.tokens.values():
+            assert tokens.tolist() == history.token_ids[first : row.stop]
+        for layer, (before, after) in reading.states.items():
+            assert before == history.state(layer, row.start), "the state is of another position"
+            assert after == history.state(layer, row.stop)
+        if row.samples:
+            assert reading.next_token % VOCAB == history.next_token(row.stop)

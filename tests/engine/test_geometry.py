@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hybridrt.cache.plan import plan
+from hybridrt.cache.planner import plan
 from hybridrt.config import EngineConfig
 from hybridrt.engine.geometry import load_geometry
 
@@ -43,7 +43,8 @@ def test_values_may_have_another_size_and_tokens_may_come_first(tmp_path):
 @pytest.mark.parametrize(
     ("layer", "message"),
     [
-        (ATTENTION | {"window": 1024}, r"layers\[1\]: .*window=1024: .*can't be planned yet"),
+        (ATTENTION | {"window": 0}, r"layers\[1\]: .*window=0"),
+        (ATTENTION | {"window": 8, "chunked": 3}, r"chunked=3"),
         (ATTENTION | {"kind": "lstm"}, r"kind='lstm' should be one of attention, mla, state"),
         (ATTENTION | {"dtype": "int3"}, r"dtype='int3'"),
         (ATTENTION | {"num_kv_heads": 0}, r"num_kv_heads=0"),

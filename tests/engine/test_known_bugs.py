@@ -41,7 +41,7 @@ MIXERS: dict[str, dict[str, Any]] = {
 
 def next_batch(llm: LLM) -> ForwardBatch:
     """What the next step would run."""
-    return llm.engine._runner.build_batch(llm.engine._scheduler.schedule())
+    return llm.engine._runner.batches.build(llm.engine._scheduler.schedule())
 
 
 def test_bug_15_rows_find_their_pages_by_id_and_not_by_place_in_the_batch() -> None:
@@ -53,7 +53,7 @@ def test_bug_15_rows_find_their_pages_by_id_and_not_by_place_in_the_batch() -> N
     llm.add_request([7] * 4, LONG)  # it takes a page that was freed, or a new one
     llm.step()
     rows = llm.engine._scheduler.schedule()
-    batch = llm.engine._runner.build_batch(rows)
+    batch = llm.engine._runner.batches.build(rows)
     tables = [llm.engine.pages.tables(row.sequence.sequence_id) for row in rows]
     names = [group.name for group in llm.plan.groups]
     states = [dict(zip(names, t, strict=True))["state"].physical_ids[0] for t in tables]
@@ -61,7 +61,7 @@ def test_bug_15_rows_find_their_pages_by_id_and_not_by_place_in_the_batch() -> N
     assert batch.state_pages("state").tolist() == states != [0, 1, 2]
     pages = batch.token_pages("full")
     for row, table in enumerate(dict(zip(names, t, strict=True))["full"] for t in tables):
-        blocks = table.kernel_ids.tolist()
+        blocks = table.kernel_ids.array.tolist()
         assert pages.page_table[row, : len(blocks)].tolist() == blocks
         assert not pages.page_table[row, len(blocks) :].any()
         position = batch.context_lens[row]
@@ -161,7 +161,7 @@ def test_bug_18_a_decode_step_does_not_wait_for_the_device(mixer: str, tmp_path:
     torch.cuda.set_sync_debug_mode("error")
     try:
         with torch.inference_mode():
-            batch = llm.engine._runner.build_batch(rows)
+            batch = llm.engine._runner.batches.build(rows)
             llm.engine.model.logits(llm.engine.model(batch)[batch.logits_indices])
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -25,14 +25,14 @@ def tokenizer() -> Tokenizer | None:
 def sequence(*, limit: int = 1000, **params: Any) -> Sequence:
     request = Request("r", tuple(PROMPT), SamplingParams(**{"max_tokens": None, **params}))
     detokenizer = Detokenizer(tokenizer(), PROMPT, request.sampling_params)
-    return Sequence("r/0", request, 0, 0, limit, detokenizer)
+    return Sequence("r/0", request, 0, 0, limit, detokenizer, (EOS,))
 
 
 def run(s: Sequence, tokens: Iterable[int]) -> tuple[str, str | None, str | int | None]:
     """Gives tokens until it is finished: its text, finish reason and stop reason."""
     for token in tokens:
         assert s.finish_reason is None
-        s.append(token, (EOS,))
+        s.append(token)
         if s.finish_reason:
             break
     output = s.output()

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hybridrt.batch import ForwardBatch, StatePages, TokenPages
+from hybridrt.cache.spec import Window
 
 TOKENS, STATES = "tokens", "states"  # the names of the groups here
 
@@ -16,17 +17,24 @@ TOKENS, STATES = "tokens", "states"  # the names of the groups here
 class Row:
     """One row: `queries` new tokens behind `context` earlier ones.
 
-    `blocks` are its kernel blocks in token order, `page` is the page of its state.
+    `blocks` are its kernel blocks in token order, behind the first `released` ones, which
+    it has given back; `page` is the page of its state.
     """
 
     context: int
     queries: int
     blocks: Sequence[int] = ()
     page: int = 0
+    released: int = 0
 
     @property
     def seq_len(self) -> int:
         return self.context + self.queries
+
+    def block(self, index: int) -> int:
+        """The kernel block that holds the tokens from `index * block_size` on."""
+        assert index >= self.released, "that block is another's by now"
+        return self.blocks[index - self.released]
 
 
 def make_batch(
@@ -64,7 +72,7 @@ def make_batch(
 def _slot(row: Row, position: int, block_size: int) -> int:
     if not row.blocks:
         return -1
-    return row.blocks[position // block_size] * block_size + position % block_size
+    return row.block(position // block_size) * block_size + position % block_size
 
 
 def _page_table(rows: Sequence[Row]) -> Tensor:
@@ -138,15 +146,30 @@ EXTREMES = (
 
 
 def draw_tables(
-    batch: Ragged, block_size: int, spare: int, draw: torch.Generator
+    batch: Ragged,
+    block_size: int,
+    spare: int,
+    draw: torch.Generator,
+    window: Window | None = None,
 ) -> tuple[list[Row], int]:
-    """Rows of distinct kernel blocks and pages in random order, and how many blocks there are."""
-    needs = [-(-(context + queries) // block_size) for context, queries in batch.lengths]
+    """Rows of distinct kernel blocks and pages in random order, and how many blocks there are.
+
+    With a window, a row has given back all blocks that its first new token doesn't see.
+    """
+    released = [
+        0 if window is None else window.first_visible(context) // block_size
+        for context, _ in batch.lengths
+    ]
+    needs = [
+        -(-(context + queries) // block_size) - gone
+        for (context, queries), gone in zip(batch.lengths, released, strict=True)
+    ]
     num_blocks = sum(needs) + spare
     order = torch.randperm(num_blocks, generator=draw).tolist()
     pages = torch.randperm(len(needs) + spare, generator=draw).tolist()
     rows: list[Row] = []
-    for (context, queries), need, page in zip(batch.lengths, needs, pages, strict=False):
-        rows.append(Row(context, queries, tuple(order[:need]), page))
+    for i, (context, queries) in enumerate(batch.lengths):
+        need = needs[i]
+        rows.append(Row(context, queries, tuple(order[:need]), pages[i], released[i]))
         order = order[need:]
     return rows, num_blocks

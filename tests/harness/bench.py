@@ -30,12 +30,15 @@ class Setting:
     kv_layout: Any = "HND"
     state_backend: Any = "reference"
     page_seed: int = 0
+    kv_cache_dtype: Any = "auto"
 
 
 @dataclass
 class _Sequence:
     num_tokens: int = 0
     pages: list[int] = field(default_factory=list)
+    released: int = 0  # pages before those, which it has given back
+    ever_held: set[int] = field(default_factory=set)
 
 
 class Bench:
@@ -63,7 +66,9 @@ class Bench:
 
     def _format(self, setting: Setting) -> None:
         layer = self.layer
-        layer.cache_format = CacheFormat(setting.kernel_block_size, setting.kv_layout)
+        layer.cache_format = CacheFormat(
+            setting.kernel_block_size, setting.kv_layout, setting.kv_cache_dtype
+        )
         layer.cache_group = STATES if layer.cache_spec.kind == "state" else TOKENS
         layer.state_backend = setting.state_backend
 
@@ -75,6 +80,10 @@ class Bench:
         """Its pages, in token order."""
         return list(self._live[name].pages)
 
+    def ever_held(self, name: str) -> set[int]:
+        """Its pages, and those that it has given back."""
+        return set(self._live[name].ever_held)
+
     def step(self, work: Sequence[tuple[str, Tensor]]) -> dict[str, Tensor]:
         """Runs the next tokens of some sequences, `[tokens, hidden]` each, in one batch."""
         work = sorted(work, key=lambda item: not self._is_decode(*item))
@@ -83,6 +92,8 @@ class Bench:
         size = self._setting.kernel_block_size
         batch = make_batch(rows, num_decodes=num_decodes, block_size=size)
         out = self._forward(torch.cat([x for _, x in work]), batch)
+        for name, _ in work:
+            self._release(self._live[name])
         self.check_poison()
         parts = out.split([len(x) for _, x in work])
         return {name: part for (name, _), part in zip(work, parts, strict=True)}
@@ -96,9 +107,23 @@ class Bench:
 
     def drop(self, name: str) -> None:
         """Frees a sequence's pages, now poison; the next to need one gets the last freed."""
-        for page in self._live.pop(name).pages:
+        self._free_pages(self._live.pop(name).pages)
+
+    def _free_pages(self, pages: Sequence[int]) -> None:
+        for page in pages:
             self.pool[self._blocks_of([page])] = POISON
             self._free.append(page)
+
+    def _release(self, sequence: _Sequence) -> None:
+        """Frees the pages that no later token sees."""
+        window = self.layer.cache_spec.window
+        if window is None:
+            return
+        first = window.first_visible(sequence.num_tokens) // self._setting.page_size
+        gone = first - sequence.released
+        self._free_pages(sequence.pages[:gone])
+        del sequence.pages[:gone]
+        sequence.released = first
 
     def check_poison(self) -> None:
         """Nothing but the layer's bytes of live pages has been written."""
@@ -117,12 +142,18 @@ class Bench:
         context = sequence.num_tokens
         sequence.num_tokens += queries
         kind, size = self.layer.cache_spec.kind, self._setting.page_size
-        need = 1 if kind == "state" else -(-sequence.num_tokens // size)
+        need = 1 if kind == "state" else -(-sequence.num_tokens // size) - sequence.released
         while len(sequence.pages) < need:
             sequence.pages.append(self._free.pop())
+            sequence.ever_held.add(sequence.pages[-1])
         if kind == "state":
             return Row(context, queries, page=sequence.pages[0])
-        return Row(context, queries, self._blocks_of(sequence.pages))
+        blocks, released = self._blocks_of(sequence.pages), 0
+        window = self.layer.cache_spec.window
+        if window is not None:  # a table begins with a block, not with a page
+            released = window.first_visible(context) // self._setting.kernel_block_size
+            blocks = blocks[released - sequence.released * self._blocks_per_page :]
+        return Row(context, queries, blocks, released=released)
 
     def _blocks_of(self, pages: Sequence[int]) -> list[int]:
         r = self._blocks_per_page
@@ -134,6 +165,7 @@ def random_tokens(count: int, seed: int) -> Tensor:
     return torch.randn(count, HIDDEN, generator=torch.Generator().manual_seed(seed))
 
 
-def alone(row: LayerRow, x: Tensor) -> Tensor:
+def alone(row: LayerRow, x: Tensor, kv_cache_dtype: str = "auto") -> Tensor:
     """The layer's outputs for one sequence, in one step, with nobody else there."""
-    return Bench(row, Setting()).step([("alone", x)])["alone"]
+    bench = Bench(row, Setting(kv_cache_dtype=kv_cache_dtype))
+    return bench.step([("alone", x)])["alone"]

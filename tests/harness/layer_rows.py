@@ -8,12 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hybridrt.batch import ForwardBatch
+from hybridrt.cache.spec import CacheSpec, Window
 from hybridrt.layers.attention import Attention, AttentionConfig
 from hybridrt.layers.cached import CachedLayer
+from hybridrt.layers.gated_delta_net import GatedDeltaNet, GatedDeltaNetConfig
+from hybridrt.layers.kda import KimiDeltaAttention, KimiDeltaAttentionConfig
+from hybridrt.layers.lightning_attention import LightningAttention, LightningAttentionConfig
 from hybridrt.layers.mamba1 import Mamba1, Mamba1Config
 from hybridrt.layers.mamba2 import Mamba2, Mamba2Config
 from hybridrt.layers.mla import MLA, MLAConfig
 from hybridrt.layers.rope import Rope, RopeConfig
+from hybridrt.layers.short_conv import ShortConv, ShortConvConfig
 
 HIDDEN = 24
 LONGEST = 128  # tokens of a sequence, for the rotary tables
@@ -37,10 +43,44 @@ def _rope(dim: int, interleaved: bool = False, **settings: Any) -> Rope:
     return rope
 
 
+_SIZES = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6}
+
+
 def _attention(rope: Rope | None, **changes: Any) -> Callable[[], CachedLayer]:
-    sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6}
-    config = AttentionConfig(**{"hidden_size": HIDDEN, **sizes, **changes})
+    config = AttentionConfig(**{"hidden_size": HIDDEN, **_SIZES, **changes})
     return lambda: Attention(config, rope)
+
+
+class SharedPair(CachedLayer):
+    """A layer, and one that reads its cache."""
+
+    mixer = "attention"
+
+    def __init__(self, config: AttentionConfig, rope: Rope | None) -> None:
+        super().__init__()
+        self.source = Attention(config, rope)
+        self.reader = Attention(config, rope, shares_cache_of=self.source)
+
+    @property
+    def cache_spec(self) -> CacheSpec:
+        self.source.cache_format = self.cache_format
+        return self.source.cache_spec
+
+    def _bind(self, *views: Tensor) -> None:
+        """The pages are the source's, and none of this layer's own."""
+
+    def bind_kv_cache(self, pages: Tensor) -> None:
+        self.source.bind_kv_cache(pages)
+
+    def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
+        self.source.cache_group = self.cache_group
+        y = self.source(x, batch)
+        return y + self.reader(x + y, batch)
+
+
+def _shared(**changes: Any) -> Callable[[], CachedLayer]:
+    config = AttentionConfig(**{"hidden_size": HIDDEN, **_SIZES, **changes})
+    return lambda: SharedPair(config, _rope(6))
 
 
 def _mla(interleaved: bool = True, **changes: Any) -> Callable[[], CachedLayer]:
@@ -68,6 +108,28 @@ def _mamba2(**changes: Any) -> Callable[[], CachedLayer]:
     return lambda: Mamba2(config)
 
 
+def _short_conv(**changes: Any) -> Callable[[], CachedLayer]:
+    return lambda: ShortConv(ShortConvConfig(hidden_size=HIDDEN, **changes))
+
+
+def _gated_delta_net(**changes: Any) -> Callable[[], CachedLayer]:
+    sizes = {"num_key_heads": 2, "num_value_heads": 4, "key_head_dim": 6, "value_head_dim": 5}
+    config = GatedDeltaNetConfig(**{"hidden_size": HIDDEN, **sizes, **changes})
+    return lambda: GatedDeltaNet(config)
+
+
+def _kda(**changes: Any) -> Callable[[], CachedLayer]:
+    sizes = {"num_heads": 4, "head_dim": 6}
+    config = KimiDeltaAttentionConfig(**{"hidden_size": HIDDEN, **sizes, **changes})
+    return lambda: KimiDeltaAttention(config)
+
+
+def _lightning(**changes: Any) -> Callable[[], CachedLayer]:
+    sizes = {"num_attention_heads": 4, "head_dim": 6}
+    config = LightningAttentionConfig(**{"hidden_size": HIDDEN, **sizes, **changes})
+    return lambda: LightningAttention(config)
+
+
 LAYERS = (
     LayerRow("attention", _attention(_rope(6))),
     LayerRow("attention without positions", _attention(None)),
@@ -75,6 +137,17 @@ LAYERS = (
     LayerRow("attention with biases", _attention(_rope(6), attention_bias=True)),
     LayerRow("attention, one key head", _attention(_rope(6), num_key_value_heads=1)),
     LayerRow("attention, a key head a head", _attention(_rope(4), num_key_value_heads=4)),
+    LayerRow("attention, large values", _attention(_rope(6), head_dim_v=9)),
+    LayerRow("attention, window", _attention(_rope(6), window=Window(7))),
+    LayerRow("attention, window of one token", _attention(None, window=Window(1))),
+    LayerRow("attention, chunks", _attention(_rope(6), window=Window(10, chunked=True))),
+    LayerRow(
+        "attention, wide window, small values, sinks",
+        _attention(_rope(6), window=Window(33), head_dim_v=4, sinks=True),
+    ),
+    LayerRow("attention, soft cap", _attention(_rope(6), softcap=1.5, scale=0.7, sinks=True)),
+    LayerRow("attention, shared", _shared(qk_norm_eps=1e-5)),
+    LayerRow("attention, shared window", _shared(window=Window(5))),
     LayerRow("MLA", _mla()),
     LayerRow("MLA with low rank queries", _mla(q_lora_rank=10, attention_bias=True)),
     LayerRow("MLA, half split rope", _mla(interleaved=False, v_head_dim=13)),
@@ -85,10 +158,18 @@ LAYERS = (
     LayerRow("Mamba-2, limited steps", _mamba2(time_step_limit=(0.1, 0.4), chunk_size=256)),
     LayerRow("Mamba-2, norm before the gate", _mamba2(norm_before_gate=True, n_groups=4)),
     LayerRow("Mamba-2, other biases", _mamba2(use_bias=True, use_conv_bias=False, chunk_size=3)),
+    LayerRow("short convolution", _short_conv()),
+    LayerRow("short convolution, wide, with biases", _short_conv(conv_kernel=7, use_bias=True)),
+    LayerRow("gated delta net", _gated_delta_net()),
+    LayerRow("gated delta net, one key head", _gated_delta_net(num_key_heads=1, conv_kernel=2)),
+    LayerRow("KDA", _kda()),
+    LayerRow("KDA, odd sizes", _kda(num_heads=3, head_dim=7, conv_kernel=3)),
+    LayerRow("lightning attention", _lightning()),
+    LayerRow("lightning attention, long memory", _lightning(decay_scale=0.01, head_dim=9)),
 )
 BY_REASON = {row.reason: row for row in LAYERS}
 ONE_OF_EACH = tuple(BY_REASON[reason] for reason in ("attention", "MLA", "Mamba-1", "Mamba-2"))
-RECURRENT = tuple(row for row in LAYERS if row.reason.startswith("Mamba"))
+RECURRENT = tuple(row for row in LAYERS if row.kind == "state")
 
 
 @torch.no_grad()

@@ -1,6 +1,7 @@
 """The convolution against its sum, written out token by token and tap by tap."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 import torch
@@ -36,7 +37,9 @@ def _windows(rows: Sequence[Row], x: Tensor, conv_state: Tensor) -> list[Tensor]
     return windows
 
 
-def _definition(rows: Sequence[Row], x: Tensor, weight: Tensor, *rest: Tensor) -> Tensor:
+def _definition(
+    rows: Sequence[Row], activated: bool, x: Tensor, weight: Tensor, *rest: Tensor
+) -> Tensor:
     *bias, conv_state = rest
     out: list[Tensor] = []
     for row, window in zip(rows, _windows(rows, x, conv_state), strict=True):
@@ -44,7 +47,7 @@ def _definition(rows: Sequence[Row], x: Tensor, weight: Tensor, *rest: Tensor) -
             total = bias[0] if bias else torch.zeros_like(x[0])
             for k in range(weight.shape[1]):
                 total = total + weight[:, k] * window[t + k]
-            out.append(total * torch.sigmoid(total))
+            out.append(total * torch.sigmoid(total) if activated else total)
     return torch.stack(out)
 
 
@@ -57,6 +60,7 @@ def _check(
     width: int = 4,
     has_bias: bool = True,
     seed: int = 0,
+    activated: bool = True,
 ) -> None:
     """Output by the tolerances; states bit for bit, and poison where nobody's state is."""
     lengths = in_company(lengths, dtype)
@@ -80,9 +84,11 @@ def _check(
         batch.state_pages(STATES),
         batch,
         backend,
+        "silu" if activated else None,
     )
     assert out.dtype == dtype
-    assert_right(out, lambda *inputs: _definition(rows, *inputs), x, weight, *bias, state)
+    definition = partial(_definition, rows, activated)
+    assert_right(out, definition, x, weight, *bias, state)
     expected = torch.full_like(state, torch.nan)
     for row, window in zip(rows, _windows(rows, x, state), strict=True):
         expected[row.page] = window[len(window) - (width - 1) :]
@@ -110,6 +116,16 @@ def test_extreme_batches(
     device_and_backend: tuple[str, StateBackend], dtype: torch.dtype, lengths: Ragged
 ) -> None:
     _check(lengths, dtype, *device_and_backend)
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_without_activation_it_is_the_sum_itself(
+    device_and_backend: tuple[str, StateBackend], dtype: torch.dtype, has_bias: bool
+) -> None:
+    device, backend = device_and_backend
+    lengths = Ragged(((3, 1), (0, 9), (5, 2), (0, 1)), 1)
+    for width in (2, 3, 7):
+        _check(lengths, dtype, device, backend, 16, width, has_bias, activated=False)
 
 
 @pytest.mark.parametrize(("channels", "width"), [(1, 4), (33, 3), (7, 1), (5, 7), (200, 2)])

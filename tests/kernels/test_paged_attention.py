@@ -9,8 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from hybridrt.cache.spec import Window
 from hybridrt.kernels.paged_attention import paged_attention
-from hybridrt.kernels.reference.paged_attention import QUERY_BLOCK
+from hybridrt.kernels.reference import softmax_attention
+from hybridrt.kernels.reference.paged_attention import side_by_side
+from hybridrt.kernels.reference.softmax_attention import QUERY_BLOCK
+from tests.harness.allocations import nothing_larger_than
 from tests.harness.batches import (
     EXTREMES,
     TOKENS,
@@ -27,7 +31,10 @@ from tests.harness.tolerance import assert_right
 
 @dataclass(frozen=True)
 class Sizes:
-    """Heads and dimensions. `layout` is of a kernel block."""
+    """Heads and dimensions, and which scores there are. `layout` is of a kernel block.
+
+    `apart`: values are not behind the keys of one view.
+    """
 
     heads: int = 4
     kv_heads: int = 2
@@ -35,6 +42,13 @@ class Sizes:
     head_dim_v: int = 16
     block_size: int = 4
     layout: str = "HND"
+    window: Window | None = None
+    sinks: bool = False
+    softcap: float | None = None
+    apart: bool = False
+
+    def first_visible(self, position: int) -> int:
+        return 0 if self.window is None else self.window.first_visible(position)
 
 
 PLAIN = Sizes()
@@ -51,32 +65,51 @@ SIZES = (
     replace(PLAIN, block_size=1),
     replace(PLAIN, block_size=16),
     replace(PLAIN, block_size=64, layout="NHD"),
+    replace(PLAIN, apart=True, head_dim_v=24),
+    replace(PLAIN, apart=True, layout="NHD"),
+    replace(PLAIN, window=Window(1)),
+    replace(PLAIN, window=Window(6)),
+    replace(PLAIN, window=Window(6), block_size=1, layout="NHD"),
+    replace(PLAIN, window=Window(16), block_size=16, head_dim_v=8),
+    replace(PLAIN, window=Window(1, chunked=True)),
+    replace(PLAIN, window=Window(6, chunked=True)),
+    replace(PLAIN, window=Window(16, chunked=True), layout="NHD"),
+    replace(PLAIN, sinks=True),
+    replace(PLAIN, softcap=0.7),
+    replace(PLAIN, softcap=2.0, sinks=True, head_dim_v=3, apart=True),
+    replace(PLAIN, sinks=True, window=Window(6)),
+    replace(PLAIN, softcap=0.7, window=Window(6, chunked=True), heads=6),
 )
+SCALE = 0.3
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+def attend(sizes: Sizes, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> Tensor:
     """The definition: queries are the last of the sequence's tokens. All `[token, head, dim]`."""
     out = q.new_empty(*q.shape[:2], v.shape[-1])
     context = len(k) - len(q)
     for i in range(len(q)):
-        seen = context + i + 1
+        seen = slice(sizes.first_visible(context + i), context + i + 1)
         for head in range(q.shape[1]):
             kv_head = head // (q.shape[1] // k.shape[1])
-            scores = (k[:seen, kv_head] @ q[i, head]) * scale
-            out[i, head] = torch.softmax(scores, dim=0) @ v[:seen, kv_head]
+            scores = (k[seen, kv_head] @ q[i, head]) * SCALE
+            if sizes.softcap is not None:
+                scores = sizes.softcap * torch.tanh(scores / sizes.softcap)
+            if sizes.sinks:
+                scores = torch.cat([scores, sinks[head, None]])
+            weights = torch.softmax(scores, dim=0)[: seen.stop - seen.start]
+            out[i, head] = weights @ v[seen, kv_head]
     return out
 
 
-def _definition(rows: Sequence[Row], scale: float, q: Tensor, *kv: Tensor) -> Tensor:
+def _definition(rows: Sequence[Row], sizes: Sizes, q: Tensor, sinks: Tensor, *kv: Tensor) -> Tensor:
     """`kv` is one k and one v for each row."""
     parts = q.split([row.queries for row in rows])
-    pairs = zip(kv[::2], kv[1::2], strict=True)
-    return torch.cat([attend(part, k, v, scale) for part, (k, v) in zip(parts, pairs, strict=True)])
+    pairs = zip(parts, kv[::2], kv[1::2], strict=True)
+    return torch.cat([attend(sizes, part, k, v, sinks) for part, k, v in pairs])
 
 
-def _pool(sizes: Sizes, num_blocks: int, dtype: torch.dtype, device: str) -> Tensor:
+def _pool(sizes: Sizes, num_blocks: int, content: int, dtype: torch.dtype, device: str) -> Tensor:
     """Poison: a layer's rows of a pool, seen as `[blocks, kv_heads, block_size, content]`."""
-    content = sizes.head_dim_k + sizes.head_dim_v
     length = sizes.kv_heads * sizes.block_size * content
     pool = torch.full((num_blocks, length + 24), torch.nan, dtype=dtype, device=device)
     rows = pool[:, 8 : 8 + length]
@@ -85,32 +118,53 @@ def _pool(sizes: Sizes, num_blocks: int, dtype: torch.dtype, device: str) -> Ten
     return rows.unflatten(1, (sizes.block_size, sizes.kv_heads, content)).transpose(1, 2)
 
 
+def _caches(
+    sizes: Sizes, num_blocks: int, dtype: torch.dtype, device: str
+) -> tuple[Tensor, Tensor]:
+    dims = [sizes.head_dim_k, sizes.head_dim_v]
+    if sizes.apart:
+        k, v = (_pool(sizes, num_blocks, dim, dtype, device) for dim in dims)
+    else:
+        k, v = _pool(sizes, num_blocks, sum(dims), dtype, device).split(dims, dim=-1)
+    return k, v
+
+
 def _check(
     lengths: Ragged, dtype: torch.dtype, device: str, sizes: Sizes = PLAIN, seed: int = 0
 ) -> None:
     """Every slot that holds no token of a sequence holds NaN."""
     lengths = in_company(lengths, dtype)
     draw = torch.Generator().manual_seed(seed)
-    rows, num_blocks = draw_tables(lengths, sizes.block_size, spare=3, draw=draw)
+    rows, num_blocks = draw_tables(lengths, sizes.block_size, 3, draw, sizes.window)
     q = torch.randn(lengths.num_tokens, sizes.heads, sizes.head_dim_k, generator=draw).to(dtype)
-    cache = _pool(sizes, num_blocks, dtype, device)
+    sinks = torch.randn(sizes.heads, generator=draw).to(dtype)
+    k_cache, v_cache = _caches(sizes, num_blocks, dtype, device)
     kv: list[Tensor] = []
     for row in rows:
-        for dim in (sizes.head_dim_k, sizes.head_dim_v):
+        for cache, dim in ((k_cache, sizes.head_dim_k), (v_cache, sizes.head_dim_v)):
             shape = (row.seq_len, sizes.kv_heads, dim)
             kv.append((2 * torch.randn(shape, generator=draw)).to(dtype))
-        both = torch.cat(kv[-2:], dim=-1).to(device)
-        for t in range(row.seq_len):
-            block = row.blocks[t // sizes.block_size]
-            cache[block, :, t % sizes.block_size] = both[t]
+            tokens = kv[-1].to(device)
+            for t in range(sizes.first_visible(row.context), row.seq_len):
+                cache[row.block(t // sizes.block_size), :, t % sizes.block_size] = tokens[t]
 
     batch = make_batch(
         rows, num_decodes=lengths.num_decodes, block_size=sizes.block_size, device=device
     )
-    scale = 0.3
-    out = paged_attention(q.to(device), cache, batch.token_pages(TOKENS), batch, scale)
+    out = paged_attention(
+        q.to(device),
+        k_cache,
+        v_cache,
+        batch.token_pages(TOKENS),
+        batch,
+        SCALE,
+        window=None if sizes.window is None else sizes.window.size,
+        chunked=sizes.window is not None and sizes.window.chunked,
+        sinks=sinks.to(device) if sizes.sinks else None,
+        softcap=sizes.softcap,
+    )
     assert out.dtype == dtype
-    assert_right(out, lambda *parts: _definition(rows, scale, *parts), q, *kv)
+    assert_right(out, lambda *parts: _definition(rows, sizes, *parts), q, sinks, *kv)
 
 
 @bounded(30)
@@ -132,17 +186,69 @@ def test_extreme_batches(device: str, dtype: torch.dtype, lengths: Ragged) -> No
     _check(lengths, dtype, device)
 
 
-def test_a_chunk_of_more_queries_than_are_masked_at_once(device: str, dtype: torch.dtype) -> None:
-    sizes = replace(PLAIN, heads=1, kv_heads=1, head_dim_k=4, head_dim_v=4)
-    _check(Ragged(((3, QUERY_BLOCK + 5),), 0), dtype, device, sizes)
+SMALL = replace(PLAIN, heads=1, kv_heads=1, head_dim_k=4, head_dim_v=4)
+
+
+@pytest.mark.parametrize("window", [None, Window(70), Window(600), Window(70, chunked=True)])
+@pytest.mark.parametrize("sinks", [False, True])
+def test_a_chunk_of_more_queries_than_are_masked_at_once(
+    device: str, dtype: torch.dtype, window: Window | None, sinks: bool
+) -> None:
+    sizes = replace(SMALL, window=window, sinks=sinks)
+    _check(Ragged(((93, QUERY_BLOCK + 5), (0, 600)), 0), dtype, device, sizes)
+
+
+def test_few_scores_at_once_where_no_kernel_computes_them(
+    device: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(softmax_attention, "_MOST_SCORES", 100)
+    sizes = replace(PLAIN, sinks=True, softcap=1.0)
+    _check(Ragged(((3, 1), (20, 11), (0, 30)), 1), dtype, device, sizes)
+
+
+@pytest.mark.parametrize("window", [Window(64), Window(64, chunked=True)])
+def test_a_long_chunk_is_never_masked_as_a_whole(window: Window) -> None:
+    sizes, queries = replace(SMALL, window=window), 5000
+    rows, num_blocks = draw_tables(
+        Ragged(((100, queries),), 0), 16, 0, torch.Generator(), sizes.window
+    )
+    batch = make_batch(rows, num_decodes=0, block_size=16)
+    pool = torch.zeros(num_blocks, 1, 16, 8)
+    q, (k, v) = torch.zeros(queries, 1, 4), pool.split(4, dim=-1)
+    with nothing_larger_than(queries * 50, pool):
+        pages = batch.token_pages(TOKENS)
+        paged_attention(q, k, v, pages, batch, SCALE, window.size, window.chunked)
+
+
+def test_padding_tokens_get_zeros(device: str) -> None:
+    pool = torch.ones(3, 1, 4, 8, device=device)
+    batch = make_batch([Row(0, 3, (1,))], num_decodes=0, block_size=4, padding=4, device=device)
+    k, v = pool.split(4, dim=-1)
+    q = torch.ones(7, 1, 4, device=device)
+    out = paged_attention(q, k, v, batch.token_pages(TOKENS), batch, SCALE)
+    assert out[:3].eq(1).all() and out[3:].eq(0).all()
+
+
+def test_keys_and_values_of_one_view_are_found_and_others_are_not(device: str) -> None:
+    cache = _pool(PLAIN, 5, 12, torch.float32, device)
+    k, v = cache.split([8, 4], dim=-1)
+    both = side_by_side(k, v)
+    assert both is not None
+    assert both.data_ptr() == cache.data_ptr()
+    assert (both.shape, both.stride()) == (cache.shape, cache.stride())
+    for other in (v.clone(), cache[..., 7:11], _pool(PLAIN, 5, 12, torch.float32, device)[..., 8:]):
+        assert side_by_side(k, other) is None
+    assert side_by_side(v, k) is None
+    assert side_by_side(k[..., :7], v) is None
 
 
 def test_the_zeros_behind_a_page_table_are_not_pages(device: str) -> None:
     """A short row's table is padded with block 0, which may be anyone's."""
     cache = torch.full((3, 1, 2, 4), torch.nan, device=device)
     cache[1:] = 1.0
+    k, v = cache.split(2, dim=-1)
     q = torch.ones(2, 1, 2, device=device)
     rows = [Row(1, 1, (1,)), Row(3, 1, (2, 1))]
     batch = make_batch(rows, num_decodes=2, block_size=2, device=device)
-    out = paged_attention(q, cache, batch.token_pages(TOKENS), batch, 1.0)
+    out = paged_attention(q, k, v, batch.token_pages(TOKENS), batch, 1.0)
     assert out.eq(1).all()

@@ -29,7 +29,8 @@ def _by_reason(row: LayerRow) -> str:
 
 
 def _cache_views(bench: Bench) -> list[Tensor]:
-    return [value for value in vars(bench.layer).values() if isinstance(value, Tensor)]
+    values = (value for module in bench.layer.modules() for value in vars(module).values())
+    return [value for value in values if isinstance(value, Tensor)]
 
 
 @pytest.mark.parametrize(("row", "backend"), WITH_BACKENDS)
@@ -46,7 +47,7 @@ def test_bug_08_a_sequence_on_anothers_pages_starts_from_nothing(
     expected = alone(row, x)
     # All the stale pages are taken at once, by a first step and by growing.
     first = bench.step([("new", x[:44])])["new"]
-    assert set(bench.pages("new")) >= set(old_pages)
+    assert bench.ever_held("new") >= set(old_pages)
     assert_close(first, expected[:44])
     assert_close(bench.step([("new", x[44:])])["new"], expected[44:], among=expected)
 
@@ -74,8 +75,9 @@ def test_bug_10_a_new_sequence_reads_no_nan_out_of_a_float32_state(row: LayerRow
     finally:
         torch.set_default_dtype(before)
     assert torch.cat(outs).isfinite().all()
-    dtypes = [state.dtype for state in bench.layer.cache_spec.states]
-    assert dtypes == [torch.bfloat16, torch.float32]
+    for state in bench.layer.cache_spec.states:
+        is_input = state.name.endswith("conv_state")
+        assert state.dtype == (torch.bfloat16 if is_input else torch.float32)
 
 
 @pytest.mark.parametrize(("row", "backend"), WITH_BACKENDS)

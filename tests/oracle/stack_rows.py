@@ -32,6 +32,16 @@ _MAMBA2: dict[str, Any] = {
     "n_groups": 2,
     "chunk_size": 8,
 }
+_SHORT_CONV: dict[str, Any] = {"type": "short_conv"}
+_GATED_DELTA_NET: dict[str, Any] = {
+    "type": "gated_delta_net",
+    "num_key_heads": 2,
+    "num_value_heads": 4,
+    "key_head_dim": 12,
+    "value_head_dim": 8,
+}
+_KDA: dict[str, Any] = {"type": "kda", "num_heads": 4, "head_dim": 12}
+_LIGHTNING: dict[str, Any] = {"type": "lightning", "num_attention_heads": 4, "head_dim": 12}
 _MLP: dict[str, Any] = {"type": "mlp", "intermediate_size": 72}
 _MOE: dict[str, Any] = {
     "type": "moe",
@@ -39,6 +49,9 @@ _MOE: dict[str, Any] = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 24,
 }
+_WINDOW: dict[str, Any] = {**_ATTENTION, "sliding_window": 6}
+_WIDE: dict[str, Any] = {**_ATTENTION, "sliding_window": 17}
+_CHUNKS: dict[str, Any] = {**_ATTENTION, "attention_chunk_size": 7}
 _HALF_ROTARY = rope("default", partial_rotary_factor=0.5)
 
 STACK = rows(
@@ -91,6 +104,57 @@ STACK = rows(
             {**_MAMBA2, "norm_before_gate": True, "conv_kernel": 3},
             {**_MAMBA2, "use_bias": True, "time_step_limit": [0.1, 0.4], "n_groups": 1},
             {**_MAMBA2, "use_conv_bias": False, "num_heads": 3, "n_groups": 3, "state_size": 5},
+        ],
+    ),
+    row("short convolutions", layers=[_SHORT_CONV, _SHORT_CONV, _ATTENTION, _SHORT_CONV]),
+    row("gated delta net alone", layers=[_GATED_DELTA_NET, _GATED_DELTA_NET]),
+    row("kimi delta attention alone", layers=[_KDA, _KDA]),
+    row("lightning attention alone", layers=[_LIGHTNING, _LIGHTNING]),
+    row(
+        "states of unlike geometries",
+        layers=[
+            {**_SHORT_CONV, "conv_kernel": 7, "use_bias": True},
+            {**_GATED_DELTA_NET, "num_key_heads": 1, "value_head_dim": 20, "conv_kernel": 2},
+            {**_KDA, "num_heads": 3, "head_dim": 7, "conv_kernel": 3},
+            {**_LIGHTNING, "num_attention_heads": 5, "head_dim": 9, "decay_scale": 0.3},
+        ],
+    ),
+    row(
+        "every state between attention",
+        layers=[_ATTENTION, _SHORT_CONV, _GATED_DELTA_NET, _MLA, _KDA, _LIGHTNING, _MAMBA2],
+    ),
+    row("sliding windows", layers=[_WIDE, _MLP, {**_WIDE, "sliding_window": 30}]),
+    row("chunked attention", layers=[_CHUNKS, _MLP, _ATTENTION, {**_CHUNKS, "softcap": 1.5}]),
+    row(
+        "sinks and unlike head sizes",
+        layers=[
+            {**_ATTENTION, "sinks": True, "head_dim_v": 20},
+            _MLP,
+            {**_WINDOW, "sinks": True, "head_dim_v": 5, "qk_norm": True},
+        ],
+    ),
+    row(
+        "shared caches",
+        layers=[
+            _ATTENTION,
+            _WINDOW,
+            _MLP,
+            {**_WINDOW, "share_cache_of": 1, "num_attention_heads": 2},
+            {**_ATTENTION, "share_cache_of": 0, "qk_norm": True},
+        ],
+    ),
+    row(
+        "mixers side by side",
+        layers=[{"type": "parallel", "mixers": [_ATTENTION, _MAMBA2]}, _MLP],
+    ),
+    row(
+        "every kind of cache",
+        layers=[
+            {"type": "parallel", "mixers": [{**_WINDOW, "sinks": True}, _MAMBA1]},
+            _ATTENTION,
+            _MLA,
+            {**_CHUNKS, "head_dim_v": 8},
+            {"type": "parallel", "mixers": [_MLP, {**_ATTENTION, "share_cache_of": 1}]},
         ],
     ),
     row("weights not normalised", layers=[_MAMBA2, {**_MOE, "norm_topk_prob": False}, _ATTENTION]),

@@ -1,5 +1,7 @@
 """causal_conv1d by the package of that name."""
 
+from typing import Literal
+
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
@@ -15,6 +17,7 @@ def causal_conv1d(
     conv_state: Float[Tensor, "pages history channels"],
     pages: Int64[Tensor, " rows"],
     batch: Rows,
+    activation: Literal["silu"] | None = "silu",
 ) -> Float[Tensor, "tokens channels"]:
     """See `hybridrt.kernels.causal_conv1d`. Decode rows change their pages in place."""
     from causal_conv1d import (
@@ -30,7 +33,7 @@ def causal_conv1d(
             conv_state.transpose(1, 2),
             weight,
             bias,
-            activation="silu",
+            activation=activation,
             conv_state_indices=pages[:n].int(),
         )
     if n == batch.num_rows:
@@ -44,7 +47,7 @@ def causal_conv1d(
             weight,
             bias,
             initial_states=before.t()[None],
-            activation="silu",
+            activation=activation,
         )[0].t()
         history[row.row - n] = torch.cat([before, tokens])[len(tokens) :]
     store_states(conv_state, pages[n:], history)

@@ -1,5 +1,7 @@
 """causal_conv1d in plain torch: `width` shifted products."""
 
+from typing import Literal
+
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
@@ -16,6 +18,7 @@ def causal_conv1d(
     conv_state: Float[Tensor, "pages history channels"],
     pages: Int64[Tensor, " rows"],
     batch: Rows,
+    activation: Literal["silu"] | None = "silu",
 ) -> Float[Tensor, "tokens channels"]:
     """See `hybridrt.kernels.causal_conv1d`."""
     history = load_states(conv_state, pages, batch.has_initial_state, x.dtype)
@@ -30,7 +33,9 @@ def causal_conv1d(
         out[row.start : row.stop] = _convolve(window, weight)
         history[row.row] = window[len(window) - history.shape[1] :]
     store_states(conv_state, pages, history)
-    return silu(out if bias is None else out + bias)
+    if bias is not None:
+        out = out + bias
+    return out if activation is None else silu(out)
 
 
 def _convolve(

@@ -1,37 +1,120 @@
 """Reads the tokens of sequences out of their pages."""
 
+from dataclasses import dataclass
+
 import torch
-from jaxtyping import Bool, Int32, Shaped
+from jaxtyping import Bool, Int, Int32, Shaped
 from torch import Tensor
 
+from hybridrt.batch import Rows, TokenPages
 
-def gather_row(
-    cache: Shaped[Tensor, "heads blocks block_size dim"],
-    blocks: Int32[Tensor, " row_blocks"],
-    num_tokens: int,
-) -> Shaped[Tensor, "heads num_tokens dim"]:
-    """The first `num_tokens` tokens that stand in these kernel blocks."""
-    return cache[:, blocks].flatten(1, 2)[:, :num_tokens]
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How far back a token sees: `window` tokens, itself included, or its own chunk, or all.
+
+    What a page table of a window group begins with follows from it, so it is computed here
+    as `hybridrt.cache.spec.Window` computes it.
+    """
+
+    window: int | None = None
+    chunked: bool = False
+
+    def first_visible(self, position: int) -> int:
+        """The first token that the one at `position` sees."""
+        if self.window is None:
+            return 0
+        if self.chunked:
+            return position // self.window * self.window
+        return max(0, position - self.window + 1)
+
+    def first_visible_of(self, positions: Int[Tensor, " rows"]) -> Int[Tensor, " rows"]:
+        """The same of many."""
+        if self.window is None:
+            return torch.zeros_like(positions)
+        if self.chunked:
+            return positions // self.window * self.window
+        return (positions - self.window + 1).clamp(min=0)
+
+
+EVERYTHING = Reach()
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The tokens that decode rows see, among the `count` places of their kernel blocks.
+
+    Place 0 is the first token of a row's first block. Every row sees the places
+    `common[0]:common[1]`; for the others `valid` tells. Both are known without asking the
+    device.
+    """
+
+    table: Int32[Tensor, "rows blocks"]
+    valid: Bool[Tensor, "rows count"]
+    count: int
+    common: tuple[int, int]
+
+    @property
+    def mask(self) -> Bool[Tensor, "rows count"] | None:
+        """`valid`, or None if every row sees every place."""
+        return None if self.common == (0, self.count) else self.valid
+
+
+def decode_places(
+    pages: TokenPages, batch: Rows, block_size: int, reach: Reach = EVERYTHING
+) -> Places:
+    """What the decode rows of a batch see. The new token is the last of it."""
+    rows = batch.num_decodes
+    first, stop = _seen(batch.context_lens[:rows], block_size, reach)
+    count = int(stop.max())
+    common = int(first.max()), int(stop.min())
+    if pages.page_table.is_cuda:
+        first, stop = _seen(batch.seq_lens[:rows] - 1, block_size, reach)
+    place = torch.arange(count, device=stop.device)
+    valid = place < stop[:, None]
+    if reach.window is not None:
+        valid &= place >= first[:, None]
+    table = pages.page_table[:rows, : blocks_for(count, block_size)]
+    return Places(table, valid, count, common)
+
+
+def _seen(
+    positions: Int[Tensor, " rows"], block_size: int, reach: Reach
+) -> tuple[Int[Tensor, " rows"], Int[Tensor, " rows"]]:
+    """The first place that the token at each of these positions sees, and the one behind it."""
+    first = reach.first_visible_of(positions)
+    begin = first // block_size * block_size
+    return first - begin, positions + 1 - begin
 
 
 def gather_rows(
-    cache: Shaped[Tensor, "heads blocks block_size dim"],
-    page_table: Int32[Tensor, "rows row_blocks"],
-    valid: Bool[Tensor, "rows max_tokens"],
-) -> Shaped[Tensor, "rows heads max_tokens dim"]:
-    """Every row's tokens, with zeros where `valid` is false.
+    cache: Shaped[Tensor, "blocks heads block_size dim"], places: Places
+) -> Shaped[Tensor, "rows heads count dim"]:
+    """Every row's tokens, with zeros at places that it doesn't see.
 
-    Zeros, since whatever stands behind a sequence's end may be NaN, and 0 * NaN is NaN.
+    Zeros, since whatever stands there may be NaN, and 0 * NaN is NaN.
     """
-    rows = cache[:, page_table].flatten(2, 3)[:, :, : valid.shape[1]]
-    return rows.masked_fill_(~valid[None, :, :, None], 0).transpose(0, 1)
+    rows = movable(cache).transpose(0, 1)[:, places.table].flatten(2, 3)[:, :, : places.count]
+    first, stop = places.common
+    for part in (slice(0, first), slice(max(first, stop), places.count)):
+        if part.start < part.stop:
+            rows[:, :, part].masked_fill_(~places.valid[None, :, part, None], 0)
+    return rows.transpose(0, 1).view(cache.dtype)
 
 
-def valid_tokens(
-    seq_lens: Int32[Tensor, " rows"], max_tokens: int
-) -> Bool[Tensor, "rows max_tokens"]:
-    """Which of `max_tokens` places lie within each sequence."""
-    return torch.arange(max_tokens, device=seq_lens.device) < seq_lens[:, None]
+def gather_row(
+    cache: Shaped[Tensor, "blocks heads block_size dim"],
+    blocks: Int32[Tensor, " row_blocks"],
+    places: slice,
+) -> Shaped[Tensor, "heads tokens dim"]:
+    """The tokens at some of the places of these kernel blocks."""
+    return movable(cache).transpose(0, 1)[:, blocks].flatten(1, 2)[:, places].view(cache.dtype)
+
+
+def movable(cache: Shaped[Tensor, "*shape"]) -> Shaped[Tensor, "*shape"]:
+    """The same bytes in a dtype that every operation moves; torch leaves out 8-bit floats."""
+    is_byte = cache.dtype.itemsize == 1
+    return cache.view(torch.uint8) if is_byte else cache
 
 
 def blocks_for(num_tokens: int, block_size: int) -> int:

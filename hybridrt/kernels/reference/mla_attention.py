@@ -1,37 +1,64 @@
 """mla_attention in plain torch."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float32, Shaped
 from torch import Tensor
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 
 from hybridrt.batch import Prefill, Rows, TokenPages
-from hybridrt.kernels.reference.gather import blocks_for, gather_row, gather_rows, valid_tokens
-from hybridrt.kernels.reference.paged_attention import causal_attention
+from hybridrt.kernels.reference.gather import blocks_for, decode_places, gather_row, gather_rows
+from hybridrt.kernels.reference.quantise import dequantise_groups
+from hybridrt.kernels.reference.softmax_attention import Softmax, causal_attention
+
+
+@dataclass(frozen=True, slots=True)
+class _Latents:
+    """Latents and rotary keys in pages, and the latents' scales if they are quantised."""
+
+    c_kv: Shaped[Tensor, "blocks block_size rank"]
+    k_pe: Float[Tensor, "blocks block_size rope_dim"]
+    c_kv_scale: Float32[Tensor, "blocks block_size groups"] | None
+
+    def read(self, gather: Callable[[Tensor], Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """What `gather` brings of either, `[..., 1, tokens, dim]`, as numbers of `dtype`.
+
+        The latents of all heads are one, so pages are seen as those of a single head.
+        """
+        c_kv, k_pe = gather(self.c_kv[:, None]), gather(self.k_pe[:, None])
+        if self.c_kv_scale is not None:
+            c_kv = dequantise_groups(c_kv, gather(self.c_kv_scale[:, None]), dtype)
+        return c_kv, k_pe.to(dtype)
 
 
 def mla_attention(
     q_nope: Float[Tensor, "tokens heads nope_dim"],
     q_pe: Float[Tensor, "tokens heads rope_dim"],
-    c_kv: Float[Tensor, "blocks block_size rank"],
+    c_kv: Shaped[Tensor, "blocks block_size rank"],
     k_pe: Float[Tensor, "blocks block_size rope_dim"],
     w_uk: Float[Tensor, "heads nope_dim rank"],
     w_uv: Float[Tensor, "heads v_dim rank"],
     pages: TokenPages,
     batch: Rows,
     scale: float,
+    c_kv_scale: Float32[Tensor, "blocks block_size groups"] | None = None,
 ) -> Float[Tensor, "tokens heads v_dim"]:
     """See `hybridrt.kernels.mla_attention`."""
+    latents = _Latents(c_kv, k_pe, c_kv_scale)
     out = q_nope.new_empty(q_nope.shape[0], q_nope.shape[1], w_uv.shape[1])
+    stop = batch.num_decodes
     if batch.num_decodes:
-        decodes = slice(0, batch.num_decodes)
-        q = _absorb(q_nope[decodes], q_pe[decodes], w_uk)
-        out[decodes] = _expand_values(_decode(q, c_kv, k_pe, pages, batch, scale), w_uv)
+        q = _absorb(q_nope[:stop], q_pe[:stop], w_uk)
+        out[:stop] = _expand_values(_decode(q, latents, pages, batch, scale), w_uv)
     for row in batch.prefills:
-        tokens = slice(row.start, row.stop)
-        latents = _read(c_kv, k_pe, pages, row)
+        stop = row.stop
+        tokens = slice(row.start, stop)
+        cached = _read_row(latents, pages, row, q_nope.dtype)
         attend = _expanded if expanding_is_cheaper(row, w_uk, w_uv, q_pe.shape[-1]) else _absorbed
-        out[tokens] = attend(q_nope[tokens], q_pe[tokens], *latents, w_uk, w_uv, scale)
+        out[tokens] = attend(q_nope[tokens], q_pe[tokens], *cached, w_uk, w_uv, scale)
+    out[stop:] = 0  # padding
     return out
 
 
@@ -55,15 +82,13 @@ def expanding_is_cheaper(
     return expanded < absorbed
 
 
-def _read(
-    c_kv: Float[Tensor, "blocks block_size rank"],
-    k_pe: Float[Tensor, "blocks block_size rope_dim"],
-    pages: TokenPages,
-    row: Prefill,
+def _read_row(
+    latents: _Latents, pages: TokenPages, row: Prefill, dtype: torch.dtype
 ) -> tuple[Float[Tensor, "latents rank"], Float[Tensor, "latents rope_dim"]]:
     seq_len = row.context + row.stop - row.start
-    blocks = pages.page_table[row.row, : blocks_for(seq_len, c_kv.shape[1])]
-    return gather_row(c_kv[None], blocks, seq_len)[0], gather_row(k_pe[None], blocks, seq_len)[0]
+    blocks = pages.page_table[row.row, : blocks_for(seq_len, latents.c_kv.shape[1])]
+    c_kv, k_pe = latents.read(lambda part: gather_row(part, blocks, slice(seq_len)), dtype)
+    return c_kv[0], k_pe[0]
 
 
 def _absorb(
@@ -84,24 +109,19 @@ def _expand_values(
 
 def _decode(
     q: Float[Tensor, "rows heads latent_dim"],
-    c_kv: Float[Tensor, "blocks block_size rank"],
-    k_pe: Float[Tensor, "blocks block_size rope_dim"],
+    latents: _Latents,
     pages: TokenPages,
     batch: Rows,
     scale: float,
 ) -> Float[Tensor, "rows heads rank"]:
     """All heads are queries of the one latent head. The latent is its own value."""
-    rows, rank = q.shape[0], c_kv.shape[-1]
-    max_tokens = batch.longest_decode
-    table = pages.page_table[:rows, : blocks_for(max_tokens, c_kv.shape[1])]
-    valid = valid_tokens(batch.seq_lens[:rows], max_tokens)
-    k = torch.cat([gather_rows(part[None], table, valid) for part in (c_kv, k_pe)], dim=-1)
+    places = decode_places(pages, batch, latents.c_kv.shape[1])
+    k = torch.cat(latents.read(lambda part: gather_rows(part, places), q.dtype), dim=-1)
+    mask = None if places.mask is None else places.mask[:, None, None]
     # As a value the key does too: its rotary part is cut off, and equal sizes take
     # torch's fused path.
-    out = scaled_dot_product_attention(
-        q[:, None], k, k, attn_mask=valid[:, None, None], scale=scale
-    )
-    return out[:, 0, :, :rank]
+    out = scaled_dot_product_attention(q[:, None], k, k, attn_mask=mask, scale=scale)
+    return out[:, 0, :, : latents.c_kv.shape[-1]]
 
 
 def _absorbed(
@@ -115,7 +135,7 @@ def _absorbed(
 ) -> Float[Tensor, "queries heads v_dim"]:
     q = _absorb(q_nope, q_pe, w_uk).transpose(0, 1)
     k = torch.cat([c_kv, k_pe], dim=-1)[None]
-    latent = causal_attention(q, k, k, scale)[..., : c_kv.shape[-1]]
+    latent = causal_attention(q, k, k, Softmax(scale))[..., : c_kv.shape[-1]]
     return _expand_values(latent.transpose(0, 1), w_uv)
 
 
@@ -128,13 +148,8 @@ def _expanded(
     w_uv: Float[Tensor, "heads v_dim rank"],
     scale: float,
 ) -> Float[Tensor, "queries heads v_dim"]:
-    heads, v_dim = w_uv.shape[:2]
     q = torch.cat([q_nope, q_pe], dim=-1).transpose(0, 1)
     k_nope = torch.einsum("lc,hnc->hln", c_kv, w_uk)
-    k = torch.cat([k_nope, k_pe.expand(heads, -1, -1)], dim=-1)
+    k = torch.cat([k_nope, k_pe.expand(len(w_uk), -1, -1)], dim=-1)
     v = torch.einsum("lc,hvc->hlv", c_kv, w_uv)
-    # Values are padded to the size of keys where they are smaller: torch's fused path
-    # wants equal sizes.
-    padding = max(0, q.shape[-1] - v_dim)
-    out = causal_attention(q, k, pad(v, (0, padding)), scale)
-    return out[..., :v_dim].transpose(0, 1)
+    return causal_attention(q, k, v, Softmax(scale)).transpose(0, 1)

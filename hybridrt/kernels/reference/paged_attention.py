@@ -1,98 +1,129 @@
-"""paged_attention in plain torch: gather the pages, then `scaled_dot_product_attention`."""
+"""paged_attention in plain torch: gather the pages, then attend."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float32, Shaped
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from hybridrt.batch import Prefill, Rows, TokenPages
-from hybridrt.kernels.reference.gather import blocks_for, gather_row, gather_rows, valid_tokens
+from hybridrt.kernels.reference.gather import (
+    Reach,
+    blocks_for,
+    decode_places,
+    gather_row,
+    gather_rows,
+)
+from hybridrt.kernels.reference.quantise import dequantise
+from hybridrt.kernels.reference.softmax_attention import Softmax, attend_once, causal_attention
 
-QUERY_BLOCK = 512  # queries behind a context at once: bounds the mask's memory
+Gather = Callable[[Tensor], Tensor]
+"""Takes a cache `[blocks, heads, block_size, dim]` to the tokens `[..., heads, tokens, dim]`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Cache:
+    """Keys and values in pages, and what they are multiplied by where they are quantised."""
+
+    k: Shaped[Tensor, "blocks kv_heads block_size head_dim_k"]
+    v: Shaped[Tensor, "blocks kv_heads block_size head_dim_v"]
+    k_scale: Float32[Tensor, "..."] | None
+    v_scale: Float32[Tensor, "..."] | None
+
+    def read(self, gather: Gather, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The keys and the values that `gather` brings; both at once, if they are one view."""
+        both = side_by_side(self.k, self.v)
+        if both is None:
+            k, v = gather(self.k), gather(self.v)
+        else:
+            k, v = gather(both).tensor_split([self.k.shape[-1]], dim=-1)
+        return _plain(k, self.k_scale, gather, dtype), _plain(v, self.v_scale, gather, dtype)
 
 
 def paged_attention(
     q: Float[Tensor, "tokens heads head_dim_k"],
-    kv: Float[Tensor, "blocks kv_heads block_size content"],
+    k: Shaped[Tensor, "blocks kv_heads block_size head_dim_k"],
+    v: Shaped[Tensor, "blocks kv_heads block_size head_dim_v"],
     pages: TokenPages,
     batch: Rows,
     scale: float,
+    window: int | None = None,
+    chunked: bool = False,
+    sinks: Float[Tensor, " heads"] | None = None,
+    softcap: float | None = None,
+    k_scale: Float32[Tensor, "..."] | None = None,
+    v_scale: Float32[Tensor, "..."] | None = None,
 ) -> Float[Tensor, "tokens heads head_dim_v"]:
     """See `hybridrt.kernels.paged_attention`."""
-    head_dim_v = kv.shape[-1] - q.shape[-1]
-    cache = kv.transpose(0, 1)
-    out = q.new_empty(q.shape[0], q.shape[1], head_dim_v)
+    cache, reach = _Cache(k, v, k_scale, v_scale), Reach(window, chunked)
+    softmax = Softmax(scale, sinks, softcap)
+    out = q.new_empty(q.shape[0], q.shape[1], v.shape[-1])
+    stop = batch.num_decodes
     if batch.num_decodes:
-        decodes = slice(0, batch.num_decodes)
-        out[decodes] = _decode(q[decodes], cache, pages, batch, scale)
+        out[:stop] = _decode(q[:stop], cache, pages, batch, softmax, reach)
     for row in batch.prefills:
-        out[row.start : row.stop] = _prefill(q[row.start : row.stop], cache, pages, row, scale)
+        stop = row.stop
+        tokens = slice(row.start, stop)
+        out[tokens] = _prefill(q[tokens], cache, pages, row, softmax, reach)
+    out[stop:] = 0  # padding
     return out
 
 
 def _decode(
     q: Float[Tensor, "rows heads head_dim_k"],
-    cache: Float[Tensor, "kv_heads blocks block_size content"],
+    cache: _Cache,
     pages: TokenPages,
     batch: Rows,
-    scale: float,
+    softmax: Softmax,
+    reach: Reach,
 ) -> Float[Tensor, "rows heads head_dim_v"]:
-    """One query a row. The query heads of a group are the queries of their key head."""
-    rows, _, head_dim_k = q.shape
-    max_tokens = batch.longest_decode
-    table = pages.page_table[:rows, : blocks_for(max_tokens, cache.shape[2])]
-    valid = valid_tokens(batch.seq_lens[:rows], max_tokens)
-    kv = gather_rows(cache, table, valid)
-    out = scaled_dot_product_attention(
-        q.unflatten(1, (cache.shape[0], -1)),
-        kv[..., :head_dim_k],
-        kv[..., head_dim_k:],
-        attn_mask=valid[:, None, None],
-        scale=scale,
-    )
-    return out.flatten(1, 2)
+    places = decode_places(pages, batch, cache.k.shape[2], reach)
+    k, v = cache.read(lambda part: gather_rows(part, places), q.dtype)
+    return attend_once(q, k, v, places.mask, softmax)
 
 
 def _prefill(
     q: Float[Tensor, "queries heads head_dim_k"],
-    cache: Float[Tensor, "kv_heads blocks block_size content"],
+    cache: _Cache,
     pages: TokenPages,
     row: Prefill,
-    scale: float,
+    softmax: Softmax,
+    reach: Reach,
 ) -> Float[Tensor, "queries heads head_dim_v"]:
-    seq_len = row.context + q.shape[0]
-    blocks = pages.page_table[row.row, : blocks_for(seq_len, cache.shape[2])]
-    k, v = gather_row(cache, blocks, seq_len).tensor_split([q.shape[-1]], dim=-1)
-    return causal_attention(q.transpose(0, 1), k, v, scale).transpose(0, 1)
+    block_size = cache.k.shape[2]
+    first, seq_len = reach.first_visible(row.context), row.context + q.shape[0]
+    begin = first // block_size * block_size
+    blocks = pages.page_table[row.row, : blocks_for(seq_len - begin, block_size)]
+    places = slice(first - begin, seq_len - begin)
+    k, v = cache.read(lambda part: gather_row(part, blocks, places), q.dtype)
+    return causal_attention(q.transpose(0, 1), k, v, softmax, reach, first).transpose(0, 1)
 
 
-def causal_attention(
-    q: Float[Tensor, "heads queries head_dim_k"],
-    k: Float[Tensor, "kv_heads tokens head_dim_k"],
-    v: Float[Tensor, "kv_heads tokens head_dim_v"],
-    scale: float,
-) -> Float[Tensor, "heads queries head_dim_v"]:
-    """Attends from the last `queries` of `tokens`, each to all tokens up to itself."""
-    queries, tokens = q.shape[1], k.shape[1]
-    grouped = q.shape[0] != k.shape[0]
-    if queries == tokens:
-        return scaled_dot_product_attention(
-            q[None], k[None], v[None], is_causal=True, scale=scale, enable_gqa=grouped
-        )[0]
-    parts: list[Tensor] = []
-    for start in range(0, queries, QUERY_BLOCK):
-        part = q[:, start : start + QUERY_BLOCK]
-        last = tokens - queries + start + part.shape[1]
-        mask = torch.ones(part.shape[1], last, dtype=torch.bool, device=q.device)
-        mask = mask.tril(last - part.shape[1])
-        parts.append(
-            scaled_dot_product_attention(
-                part[None],
-                k[None, :, :last],
-                v[None, :, :last],
-                attn_mask=mask,
-                scale=scale,
-                enable_gqa=grouped,
-            )[0]
-        )
-    return torch.cat(parts, dim=1)
+def side_by_side(
+    k: Shaped[Tensor, "blocks kv_heads block_size head_dim_k"],
+    v: Shaped[Tensor, "blocks kv_heads block_size head_dim_v"],
+) -> Shaped[Tensor, "blocks kv_heads block_size content"] | None:
+    """The view of which `k` and `v` are the first and the last part of the last axis, if any."""
+    same = k.dtype == v.dtype and k.shape[:-1] == v.shape[:-1] and k.stride() == v.stride()
+    if not same or k.stride(-1) != 1:
+        return None
+    width = k.shape[-1]
+    if v.data_ptr() != k.data_ptr() + width * k.element_size():
+        return None
+    return k.as_strided((*k.shape[:-1], width + v.shape[-1]), k.stride())
+
+
+def _plain(
+    tokens: Shaped[Tensor, "*rows kv_heads tokens dim"],
+    scale: Float32[Tensor, "..."] | None,
+    gather: Gather,
+    dtype: torch.dtype,
+) -> Float[Tensor, "*rows kv_heads tokens dim"]:
+    """What was quantised, as numbers of `dtype`. A scale is a head's, or a token's and head's."""
+    if scale is None:
+        return tokens
+    one_a_head = scale.dim() == 1
+    return dequantise(
+        tokens, scale[:, None, None] if one_a_head else gather(scale[..., None]), dtype
+    )

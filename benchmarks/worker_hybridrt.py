@@ -1,0 +1,96 @@
+"""hybridrt's side of a comparison: what a plan holds, and replays. See `workers.py`."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from replay import make_plan, replay, summary
+from traces import TraceRequest, read_trace
+from workers import LENGTHS, Answer, Job, serve
+
+from hybridrt.cache.plan import CachePlan
+from hybridrt.config import EngineConfig
+
+TENTHS = 10
+
+
+def plan_of(job: Job) -> Answer:
+    """Groups, slabs, and what one decoding request holds and needs."""
+    config, path = _config(job), Path(job["geometry"])
+    make_plan(path, config)  # once to warm up
+    start = time.perf_counter()
+    cache_plan = make_plan(path, config)
+    seconds = time.perf_counter() - start
+    names = ("name", "kind", "page_size", "page_bytes", "page_stride", "pages_per_slab", "parts")
+    return {
+        "slab_bytes": cache_plan.slab_bytes,
+        "num_slabs": cache_plan.num_slabs,
+        "plan_ms": round(1000 * seconds, 1),
+        "groups": [
+            {name: getattr(group, name) for name in names}
+            | {"layers": len(group.layers), "padding_percent": round(group.padding_percent, 3)}
+            for group in cache_plan.groups
+        ],
+        "one_request": [_one_request(cache_plan, config, tokens) for tokens in LENGTHS],
+        "notes": list(cache_plan.notes),
+    }
+
+
+def _one_request(cache_plan: CachePlan, config: EngineConfig, tokens: int) -> dict[str, Any]:
+    """Counted in the pool, in the decode step that computes the last of `tokens` tokens.
+
+    The pool has as many slabs as that takes.
+    """
+    slabs = max(cache_plan.num_slabs, cache_plan.slabs_for(tokens + 1))
+    cache_plan = replace(cache_plan, num_slabs=slabs)
+    prompt, output = np.zeros(tokens - 1, np.int64), np.zeros(2, np.int64)
+    run = replay(cache_plan, config, [TraceRequest("r0", prompt, output)])
+    held, needed = run.held_bytes[-1], cache_plan.bytes_for(tokens)
+    beyond = round(100 * (held - needed) / held, 3)
+    return {"tokens": tokens, "held": held, "needed": needed, "beyond_percent": beyond}
+
+
+def replay_of(job: Job) -> Answer:
+    """A trace from a file."""
+    config, requests = _config(job), _read(job["trace"])
+    run = replay(make_plan(Path(job["geometry"]), config), config, requests, job["concurrency"])
+    return summary(run, requests)
+
+
+def flat_of(job: Job) -> Answer:
+    """A long run of equal requests: time of the thread per step, by tenth of the run."""
+    config = _config(job)
+    requests = list(_equal_requests(job["requests"]))
+    cache_plan = make_plan(Path(job["geometry"]), config)
+    run = replay(cache_plan, config, requests, job["concurrency"])
+    tenths = np.array_split(np.array(run.cpu_seconds), TENTHS)
+    return {
+        "num_slabs": cache_plan.num_slabs,
+        "steps": len(run.running),
+        "cpu_us_by_tenth": [round(1e6 * float(np.median(part)), 1) for part in tenths],
+        "cpu_us_per_step": round(1e6 * float(np.median(run.cpu_seconds)), 1),
+    }
+
+
+def _equal_requests(count: int) -> Iterator[TraceRequest]:
+    prompt, output = np.arange(100, 164), np.arange(100, 116)
+    return (TraceRequest(f"r{number}", prompt, output) for number in range(count))
+
+
+@lru_cache(maxsize=1)
+def _read(path: str) -> list[TraceRequest]:
+    return read_trace(Path(path))
+
+
+def _config(job: Job) -> EngineConfig:
+    names = ("cache_memory", "max_num_seqs", "max_num_batched_tokens", "enable_prefix_caching")
+    chosen = {name: job[name] for name in names if name in job}
+    return EngineConfig(model=job["geometry"], **chosen)
+
+
+if __name__ == "__main__":
+    serve({"plan": plan_of, "replay": replay_of, "flat": flat_of})

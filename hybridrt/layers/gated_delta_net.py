@@ -1,0 +1,119 @@
+"""The Gated DeltaNet mixer (arXiv 2412.06464), as Qwen3-Next has it."""
+
+import torch
+from jaxtyping import Float
+from pydantic import PositiveInt, model_validator
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hybridrt.batch import ForwardBatch
+from hybridrt.cache.spec import CacheSpec, State
+from hybridrt.kernels.causal_conv1d import causal_conv1d
+from hybridrt.kernels.gated_delta_rule import gated_delta_rule
+from hybridrt.layers.cached import CachedLayer
+from hybridrt.layers.conv import CausalConv1d
+from hybridrt.layers.linear import FusedLinear, Linear
+from hybridrt.layers.norm import GatedRMSNorm
+from hybridrt.values import Value, check_divides
+
+
+def l2_norm(x: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size"]:
+    """`x / sqrt(sum(x^2) + 1e-6)` over the last axis, in float32."""
+    x = x.float()
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
+
+
+class GatedDeltaNetConfig(Value):
+    """Sizes. Qwen3-Next's names have `linear_` before them."""
+
+    hidden_size: PositiveInt
+    num_key_heads: PositiveInt
+    num_value_heads: PositiveInt
+    key_head_dim: PositiveInt
+    value_head_dim: PositiveInt
+    conv_kernel: PositiveInt = 4
+    norm_eps: float = 1e-6
+
+    @model_validator(mode="after")
+    def _value_heads_share_keys(self) -> "GatedDeltaNetConfig":
+        check_divides(self, "num_key_heads", "num_value_heads")
+        return self
+
+
+class GatedDeltaNet(CachedLayer):
+    """A short convolution over q, k and v, then the delta rule with one decay a head.
+
+    A page holds the convolution's last inputs, `conv_state: [conv_kernel - 1, channels of
+    q, k and v]`, oldest first, and `ssm_state: [num_value_heads, key_head_dim,
+    value_head_dim]`.
+    """
+
+    mixer = "gated_delta_net"
+
+    def __init__(self, config: GatedDeltaNetConfig) -> None:
+        super().__init__()
+        self.config = config
+        heads = config.num_value_heads
+        self.key_dim = config.num_key_heads * config.key_head_dim
+        self.value_dim = heads * config.value_head_dim
+        self.conv_channels = 2 * self.key_dim + self.value_dim
+        parts = {"in_proj_qkvz": self.conv_channels + self.value_dim, "in_proj_ba": 2 * heads}
+        self.in_proj = FusedLinear(config.hidden_size, parts)
+        self.conv1d = CausalConv1d(self.conv_channels, config.conv_kernel, bias=False)
+        # Recurrences add up what rounding does to these, so they stay float32.
+        self.A_log, self.dt_bias = (
+            nn.Parameter(torch.empty(heads, dtype=torch.float32), requires_grad=False)
+            for _ in range(2)
+        )
+        self.norm = GatedRMSNorm(config.value_head_dim, config.norm_eps, 1, norm_before_gate=True)
+        self.out_proj = Linear(self.value_dim, config.hidden_size)
+
+    @property
+    def cache_spec(self) -> CacheSpec:
+        cfg = self.config
+        conv_state = State("conv_state", (cfg.conv_kernel - 1, self.conv_channels), self.dtype)
+        shape = (cfg.num_value_heads, cfg.key_head_dim, cfg.value_head_dim)
+        ssm_state = State("ssm_state", shape, self.cache_format.state_dtype)
+        return CacheSpec("state", (conv_state, ssm_state))
+
+    def _bind(self, *views: Tensor) -> None:
+        self.conv_state, self.ssm_state = views
+
+    def forward(
+        self, hidden: Float[Tensor, "tokens hidden"], batch: ForwardBatch
+    ) -> Float[Tensor, "tokens hidden"]:
+        cfg = self.config
+        pages = batch.state_pages(self.cache_group, self.cache_part)
+        qkv, z, b, a = self._project(hidden)
+        qkv = causal_conv1d(
+            qkv, self.conv1d.taps, None, self.conv_state, pages, batch, self.state_backend
+        )
+        q, k, v = qkv.split([self.key_dim, self.key_dim, self.value_dim], dim=-1)
+        q, k = (l2_norm(part.unflatten(-1, (cfg.num_key_heads, -1))) for part in (q, k))
+        y = gated_delta_rule(
+            q * cfg.key_head_dim**-0.5,
+            k,
+            v.unflatten(-1, (cfg.num_value_heads, -1)),
+            -torch.exp(self.A_log) * F.softplus(a.float() + self.dt_bias),
+            torch.sigmoid(b.float()),
+            self.ssm_state,
+            pages,
+            batch,
+        )
+        return self.out_proj(self.norm(y, z).flatten(1))
+
+    def _project(self, hidden: Float[Tensor, "tokens hidden"]) -> tuple[Tensor, ...]:
+        """q, k and v side by side, then by value head the gate z, and what makes beta and g.
+
+        Checkpoints keep the rows of a key head and of its value heads together.
+        """
+        cfg = self.config
+        shared = cfg.num_value_heads // cfg.num_key_heads
+        values = shared * cfg.value_head_dim
+        qkvz, ba = self.in_proj(hidden).split(list(self.in_proj.parts.values()), dim=-1)
+        by_key_head = qkvz.unflatten(-1, (cfg.num_key_heads, -1))
+        sizes = [cfg.key_head_dim, cfg.key_head_dim, values, values]
+        q, k, v, z = (part.flatten(1) for part in by_key_head.split(sizes, dim=-1))
+        b, a = ba.unflatten(-1, (cfg.num_key_heads, -1)).split([shared, shared], dim=-1)
+        z = z.unflatten(-1, (cfg.num_value_heads, -1))
+        return torch.cat([q, k, v], dim=-1), z, b.flatten(1), a.flatten(1)

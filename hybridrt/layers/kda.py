@@ -1,0 +1,116 @@
+"""Kimi Delta Attention (arXiv 2510.26692)."""
+
+import torch
+from jaxtyping import Float
+from pydantic import PositiveInt
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hybridrt.batch import ForwardBatch
+from hybridrt.cache.spec import CacheSpec, State
+from hybridrt.kernels.causal_conv1d import causal_conv1d
+from hybridrt.kernels.gated_delta_rule import gated_delta_rule
+from hybridrt.layers.cached import CachedLayer
+from hybridrt.layers.conv import CausalConv1d
+from hybridrt.layers.gated_delta_net import l2_norm
+from hybridrt.layers.linear import FusedLinear, Linear
+from hybridrt.values import Value
+
+
+class KimiDeltaAttentionConfig(Value):
+    """Sizes, as in Kimi Linear's `linear_attn_config`."""
+
+    hidden_size: PositiveInt
+    num_heads: PositiveInt
+    head_dim: PositiveInt
+    conv_kernel: PositiveInt = 4
+    norm_eps: float = 1e-5
+
+
+class SigmoidGatedRMSNorm(nn.Module):
+    """`norm(x) * sigmoid(z)`, the norm over the last axis; in float32 throughout."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
+        self.eps = eps
+
+    def forward(
+        self, x: Float[Tensor, "*batch size"], z: Float[Tensor, "*batch size"]
+    ) -> Float[Tensor, "*batch size"]:
+        y = F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.eps)
+        return y.mul_(torch.sigmoid(z.float())).to(z.dtype)
+
+
+class KimiDeltaAttention(CachedLayer):
+    """Short convolutions on q, k and v, then the delta rule with a decay for each key channel.
+
+    A page holds the last inputs of each convolution, `q_conv_state`, `k_conv_state` and
+    `v_conv_state: [conv_kernel - 1, num_heads * head_dim]`, oldest first, and `ssm_state:
+    [num_heads, head_dim, head_dim]`, keys before values.
+    """
+
+    mixer = "kda"
+
+    def __init__(self, config: KimiDeltaAttentionConfig) -> None:
+        super().__init__()
+        self.config = config
+        heads, rank = config.num_heads, config.head_dim
+        self.inner = heads * config.head_dim
+        parts = dict.fromkeys(("q_proj", "k_proj", "v_proj"), self.inner)
+        parts |= {"f_a_proj": rank, "g_a_proj": rank, "b_proj": heads}
+        self.in_proj = FusedLinear(config.hidden_size, parts)
+        self.q_conv1d, self.k_conv1d, self.v_conv1d = (
+            CausalConv1d(self.inner, config.conv_kernel, bias=False) for _ in range(3)
+        )
+        self.f_b_proj, self.g_b_proj = (Linear(rank, self.inner) for _ in range(2))
+        # Recurrences add up what rounding does to these, so they stay float32.
+        self.A_log, self.dt_bias = (
+            nn.Parameter(torch.empty(shape, dtype=torch.float32), requires_grad=False)
+            for shape in ((1, 1, heads, 1), (self.inner,))
+        )
+        self.o_norm = SigmoidGatedRMSNorm(config.head_dim, config.norm_eps)
+        self.o_proj = Linear(self.inner, config.hidden_size)
+
+    @property
+    def cache_spec(self) -> CacheSpec:
+        cfg = self.config
+        inputs = (cfg.conv_kernel - 1, self.inner)
+        convs = (State(f"{part}_conv_state", inputs, self.dtype) for part in "qkv")
+        shape = (cfg.num_heads, cfg.head_dim, cfg.head_dim)
+        ssm_state = State("ssm_state", shape, self.cache_format.state_dtype)
+        return CacheSpec("state", (*convs, ssm_state))
+
+    def _bind(self, *views: Tensor) -> None:
+        self.q_conv_state, self.k_conv_state, self.v_conv_state, self.ssm_state = views
+
+    def forward(
+        self, hidden: Float[Tensor, "tokens hidden"], batch: ForwardBatch
+    ) -> Float[Tensor, "tokens hidden"]:
+        pages = batch.state_pages(self.cache_group, self.cache_part)
+        *qkv, f, z, b = self.in_proj(hidden).split(list(self.in_proj.parts.values()), dim=-1)
+        convs = (self.q_conv1d, self.k_conv1d, self.v_conv1d)
+        states = (self.q_conv_state, self.k_conv_state, self.v_conv_state)
+        q, k, v = (
+            causal_conv1d(x, conv.taps, None, state, pages, batch, self.state_backend)
+            for x, conv, state in zip(qkv, convs, states, strict=True)
+        )
+        y = gated_delta_rule(
+            l2_norm(self._by_head(q)) * self.config.head_dim**-0.5,
+            l2_norm(self._by_head(k)),
+            self._by_head(v),
+            self._log_decay(f),
+            torch.sigmoid(b.float()),
+            self.ssm_state,
+            pages,
+            batch,
+        )
+        return self.o_proj(self.o_norm(y, self._by_head(self.g_b_proj(z))).flatten(1))
+
+    def _by_head(self, x: Float[Tensor, "tokens inner"]) -> Float[Tensor, "tokens heads head_dim"]:
+        return x.unflatten(-1, (self.config.num_heads, -1))
+
+    def _log_decay(self, f: Float[Tensor, "tokens rank"]) -> Float[Tensor, "tokens heads head_dim"]:
+        """Of each key channel, float32 and at most 0."""
+        step = F.softplus(self.f_b_proj(f).float() + self.dt_bias)
+        return self._by_head(step) * -torch.exp(self.A_log[0])

@@ -1,0 +1,139 @@
+"""Contracts as torch ops: what their schemas say, and that an op does what its contract does."""
+
+import importlib
+import pkgutil
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import hybridrt.kernels
+from hybridrt.kernels import op as kernels_op
+from hybridrt.kernels.moe import stacked_moe_experts
+from hybridrt.kernels.ssd import ssd
+from tests.harness.batches import STATES, Row, make_batch
+from tests.harness.bench import Bench, Setting, random_tokens
+from tests.harness.graphs import Graphs, calls, writes
+from tests.harness.layer_rows import BY_REASON
+
+WRITTEN: dict[str, set[str]] = {
+    "causal_conv1d": {"conv_state"},
+    "gated_delta_rule": {"ssm_state"},
+    "mla_attention": set(),
+    "paged_attention": set(),
+    "selective_scan": {"ssm_state"},
+    "ssd": {"ssm_state"},
+    "stacked_moe_experts": set(),
+    "write_pages": {"cache"},
+}
+"""Every op, and which of its arguments it writes."""
+
+LAYERS = {
+    "attention": ("attention", Setting(4, 2)),
+    "window": ("attention, wide window, small values, sinks", Setting(4, 2, "NHD")),
+    "int8": ("attention", Setting(4, 2, kv_cache_dtype="int8")),
+    "fp8": ("attention", Setting(4, 2, kv_cache_dtype="fp8_e4m3")),
+    "MLA": ("MLA", Setting(4, 2)),
+    "MLA, fp8": ("MLA", Setting(4, 2, kv_cache_dtype="fp8_e4m3")),
+    "Mamba-1": ("Mamba-1", Setting(state_backend="numba")),
+    "Mamba-2": ("Mamba-2", Setting(state_backend="numba")),
+    "short convolution": ("short convolution", Setting()),
+    "gated delta net": ("gated delta net", Setting()),
+}
+"""Layers whose kernels are every op with a cache, with all kinds of caches."""
+
+
+class _Recorder(TorchDispatchMode):
+    """Keeps the calls of this package's ops: each op with its arguments as they were before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, tuple[Any, ...]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "hybridrt":
+            before = (arg.clone() if isinstance(arg, Tensor) else arg for arg in args)
+            self.calls.append((func, tuple(before)))
+        return func(*args, **(kwargs or {}))
+
+
+def _step(name: str) -> tuple[list[Tensor], Tensor, _Recorder]:
+    """The outputs of a decode row beside a prefill chunk, the pool behind it, and the calls."""
+    reason, setting = LAYERS[name]
+    bench, x = Bench(BY_REASON[reason], setting), random_tokens(20, seed=0)
+    bench.step([("old", x[:7])])
+    with _Recorder() as recorder:
+        out = bench.step([("old", x[7:8]), ("new", x[8:])])
+    return list(out.values()), bench.pool, recorder
+
+
+@cache
+def _through_ops(name: str) -> tuple[list[Tensor], Tensor, _Recorder]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels_op, "is_compiling", lambda: True)
+        return _step(name)
+
+
+def _check(op: Any, args: tuple[Any, ...]) -> None:
+    tests = ["test_schema", "test_faketensor"]
+    if any(isinstance(arg, Tensor) and arg.dtype == torch.float8_e4m3fn for arg in args):
+        tests.remove("test_schema")  # that one multiplies, which this dtype can't
+    torch.library.opcheck(op, args, test_utils=tests)
+
+
+def test_every_op_declares_what_it_writes() -> None:
+    for module in pkgutil.iter_modules(hybridrt.kernels.__path__):
+        importlib.import_module(f"hybridrt.kernels.{module.name}")
+    names = (name.split("::") for name in torch._C._dispatch_get_all_op_names())
+    ours = {
+        op: getattr(torch.ops.hybridrt, op).default for space, op in names if space == "hybridrt"
+    }
+    assert {name: writes(op) for name, op in ours.items()} == WRITTEN
+
+
+def test_every_op_with_a_cache_is_among_these_layers() -> None:
+    called = {op._schema.name for name in LAYERS for op, _ in _through_ops(name)[2].calls}
+    assert called == {f"hybridrt::{name}" for name in WRITTEN} - {"hybridrt::stacked_moe_experts"}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_an_op_gives_the_bits_of_its_contract_which_runs_where_nothing_compiles(name: str) -> None:
+    outputs, pool, recorder = _step(name)
+    through_ops, its_pool, _ = _through_ops(name)
+    assert not recorder.calls
+    assert all(torch.equal(a, b) for a, b in zip(outputs, through_ops, strict=True))
+    assert torch.equal(pool, its_pool)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_schemas_and_fakes_pass_torchs_own_checks(name: str) -> None:
+    """An op writes what it declares and nothing else, returns no view, and its fake is right."""
+    for op, args in _through_ops(name)[2].calls:
+        _check(op, args)
+
+
+def test_the_op_of_experts_passes_them_too() -> None:
+    x, ids = random_tokens(5, seed=0), torch.tensor([[0, 2], [1, 0], [2, 1], [0, 1], [2, 0]])
+    gate_up, down = torch.randn(3, 16, x.shape[1]), torch.randn(3, x.shape[1], 8)
+    op = torch.ops.hybridrt.stacked_moe_experts.default
+    args = (x, gate_up, down, ids, torch.rand(5, 2))
+    assert torch.equal(op(*args), stacked_moe_experts(*args))
+    _check(op, args)
+
+
+def test_a_cache_that_nobody_bound_goes_into_a_graph_as_it_is() -> None:
+    batch = make_batch([Row(3, 1, page=1), Row(4, 1, page=0)], num_decodes=2)
+    x, B, dt, A = torch.randn(2, 4, 6), torch.randn(2, 2, 5), torch.rand(2, 4), -torch.rand(4)
+
+    def scan(state: Tensor) -> Tensor:
+        return ssd(x, dt, A, B, B, A, state, batch.state_pages(STATES), batch, chunk_size=8)
+
+    graphs, states = Graphs(), [torch.zeros(3, 4, 6, 5), torch.zeros(3, 4, 6, 5)]
+    compiled = torch.compile(scan, fullgraph=True, backend=graphs)
+    with torch.inference_mode():
+        assert torch.equal(compiled(states[0]), scan(states[1]))
+    assert torch.equal(*states)
+    assert len(calls(graphs.traced[0])) == 1
