@@ -5,8 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hybridrt.cache.plan import CachePlan
+from hybridrt.cache.regions import CacheRegions
 from hybridrt.config import EngineConfig
 from hybridrt.engine.engine import Engine
+from hybridrt.engine.handover import RequestInFlight
 from hybridrt.prompt import Prompt, as_list, parse
 from hybridrt.request import Request, RequestOutput, SamplingParams
 
@@ -139,6 +141,38 @@ class LLM:
         self.engine.abort(request_id)
         self._unread.pop(request_id, None)
         self._inboxes.pop(request_id, None)
+
+    def cache_regions(self) -> CacheRegions:
+        """The pool as one region of memory, and the bytes in it that hold given pages."""
+        pool = self.engine.pool
+        return CacheRegions(
+            address=pool.bytes.data_ptr(),
+            num_bytes=self.plan.pool_bytes,
+            device=pool.bytes.device,
+            plan=self.plan,
+        )
+
+    def export_request(self, request_id: str) -> RequestInFlight:
+        """A copy of a request on its way, with all that the cache holds of it.
+
+        It is a plain value that pickles, for `import_request` of an engine with the same
+        checkpoint and formats, whatever the size of its cache. The request goes on here too
+        until it is aborted.
+
+        Raises:
+            ValueError: there is no such request.
+        """
+        return self.engine.export_request(request_id)
+
+    def import_request(self, request: RequestInFlight) -> str:
+        """Goes on with a request where another engine stood with it; returns its id.
+
+        Raises:
+            ValueError: that engine's checkpoint or formats differ from those here.
+            OutOfPages: there is no room for its pages now.
+        """
+        self.engine.import_request(request)
+        return request.request.request_id
 
     def _advance(self) -> None:
         """One step, whose outputs go to those who wait for them."""

@@ -75,6 +75,29 @@ class SequencePages:
         self._entries[sequence] = entry
         self._measure(entry)
 
+    def resume(self, sequence: str, num_tokens: int) -> None:
+        """Admits a sequence whose first `num_tokens` tokens were computed elsewhere.
+
+        It gets pages for those that later tokens see; their contents are to be written.
+
+        Raises:
+            ValueError: the sequence is there already.
+            OutOfPages: there is no room; nothing was changed.
+        """
+        if sequence in self._entries:
+            raise ValueError(f"sequence {sequence!r} is in the cache already")
+        firsts = [group.first_kept(num_tokens) for group in self._groups]
+        pages = self._pool.allocate(
+            [g.pages_for(num_tokens, first) for g, first in zip(self._groups, firsts, strict=True)]
+        )
+        tables: list[PageTable] = []
+        for group, first, new in zip(self._groups, firsts, pages, strict=True):
+            table = PageTable(group.blocks_per_page, new)
+            table.num_released = first // (group.page_size or 1)
+            tables.append(table)
+        self._entries[sequence] = entry = _Entry(tuple(tables), num_committed=num_tokens)
+        self._measure(entry)
+
     def can_extend(self, sequence: str, num_tokens: int, stop: int | None = None) -> bool:
         """Whether `extend` with these numbers would succeed."""
         return self._pool.can_allocate(self._missing(self._entries[sequence], num_tokens, stop))

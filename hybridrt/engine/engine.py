@@ -4,12 +4,22 @@ import time
 from collections.abc import Iterable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from hybridrt.cache.plan import CachePlan
 from hybridrt.cache.sequence_pages import SequencePages
 from hybridrt.config import EngineConfig
+from hybridrt.engine.check_request import check_request
 from hybridrt.engine.checkpoint import read_generation_config
 from hybridrt.engine.detokenizer import Detokenizer
+from hybridrt.engine.handover import (
+    Fingerprint,
+    RequestInFlight,
+    check_fingerprint,
+    fingerprint,
+    take_down,
+    take_up,
+)
 from hybridrt.engine.loading import draw_up, load
 from hybridrt.engine.runner import RowResult, Runner
 from hybridrt.engine.sampler import derive_seed
@@ -65,8 +75,14 @@ class Engine:
             self._token_text,
             self.eos_token_ids,
         )
+        self._directory = blueprint.directory
         self._entries: dict[str, _Entry] = {}
         self._num_requests = 0
+
+    @cached_property
+    def fingerprint(self) -> Fingerprint:
+        """What must agree before another engine can go on with pages of this one."""
+        return fingerprint(self.plan, self._directory)
 
     @property
     def max_model_len(self) -> int:
@@ -134,6 +150,42 @@ class Engine:
             if sequence.finish_reason is None:
                 self._scheduler.remove(sequence)
 
+    def export_request(self, request_id: str) -> RequestInFlight:
+        """A copy of a request and of its pages, for `import_request`. It goes on here too.
+
+        Raises:
+            ValueError: there is no such request.
+        """
+        entry = self._entries.get(request_id)
+        if entry is None:
+            raise ValueError(f"request {request_id!r} is not in the engine")
+        sequences = (take_down(sequence, self.pages, self.pool) for sequence in entry.sequences)
+        return RequestInFlight(entry.request, tuple(sequences), self.fingerprint)
+
+    def import_request(self, came: RequestInFlight) -> None:
+        """Goes on with a request where another engine stood with it.
+
+        Raises:
+            ValueError: the other engine's checkpoint or formats differ, or the request can't
+                be served here; nothing was changed.
+            OutOfPages: there is no room for its pages now; nothing was changed.
+        """
+        check_fingerprint(self.fingerprint, came.fingerprint)
+        self._check(came.request)
+        sequences = [self._sequence(came.request, one.index, one.seed) for one in came.sequences]
+        try:
+            for sequence, one in zip(sequences, came.sequences, strict=True):
+                take_up(sequence, one, self.pages, self.pool)
+        except BaseException:
+            for sequence in sequences:
+                if sequence.sequence_id in self.pages:
+                    self.pages.free(sequence.sequence_id)
+            raise
+        self._entries[came.request.request_id] = _Entry(came.request, sequences)
+        for sequence in sequences:
+            if sequence.finish_reason is None:
+                self._scheduler.adopt(sequence)
+
     def _commit(self, rows: Rows[Row], results: Rows[RowResult]) -> list[RequestOutput]:
         touched: dict[str, None] = {}
         for row, result in zip(rows, results, strict=True):
@@ -197,34 +249,11 @@ class Engine:
 
     def _check(self, request: Request) -> None:
         """Refuses what can't be served, naming the thing and what would be right."""
-        name = f"request {request.request_id!r}"
         if request.request_id in self._entries:
-            raise ValueError(f"{name} is in the engine already; finish or abort it first")
-        prompt, vocab = request.prompt_token_ids, self.model.config.vocab_size
-        if not prompt:
-            raise ValueError(f"{name}: the prompt is empty; it should have at least one token")
-        if len(prompt) >= self.max_model_len:
             raise ValueError(
-                f"{name}: the prompt has {len(prompt)} tokens; with max_model_len="
-                f"{self.max_model_len} it should have at most {self.max_model_len - 1}"
+                f"request {request.request_id!r} is in the engine already; finish or abort it first"
             )
-        wrong = next((t for t in prompt if not 0 <= t < vocab), None)
-        if wrong is not None:
-            raise ValueError(f"{name}: token id {wrong} should be in [0, {vocab})")
-        self._check_params(name, request, vocab)
-
-    def _check_params(self, name: str, request: Request, vocab: int) -> None:
-        params = request.sampling_params
-        for field_name in ("logprobs", "prompt_logprobs"):
-            count = getattr(params, field_name)
-            if count is not None and count > vocab:
-                raise ValueError(f"{name}: {field_name}={count} should be at most {vocab}")
-        for field_name in ("logit_bias", "stop_token_ids"):
-            wrong = next((t for t in getattr(params, field_name) or () if t >= vocab), None)
-            if wrong is not None:
-                raise ValueError(
-                    f"{name}: {field_name} has token id {wrong}; it should be below {vocab}"
-                )
+        check_request(request, self.max_model_len, self.model.config.vocab_size)
 
     def _token_text(self, token: int) -> str | None:
         return None if self.tokenizer is None else self.tokenizer.token_text(token)

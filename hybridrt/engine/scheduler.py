@@ -62,6 +62,13 @@ class Scheduler:
         """Puts a sequence at the end of the line."""
         self._waiting[sequence.sequence_id] = sequence
 
+    def adopt(self, sequence: Sequence) -> None:
+        """Lets a sequence run on that has its pages already, or else wait for them."""
+        if sequence.sequence_id in self._pages:
+            self._running[sequence.sequence_id] = sequence
+        else:
+            self.add(sequence)
+
     def schedule(self) -> list[Row]:
         """The rows of the next step, decodes first. Empty only if nothing is unfinished."""
         num_running = len(self._running)

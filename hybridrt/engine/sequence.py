@@ -13,9 +13,10 @@ FinishReason = Literal["stop", "length"]
 class Sequence:
     """The tokens of one output, the prompt's first, and how many of them are in the cache.
 
-    `max_tokens` bounds prompt and output together, as the request's bounds the output; `seed` is this output's own, from
-    which the draw of every token follows. `prompt_logprobs` has an entry per prompt
-    token once they are known, None first; None altogether if nobody asked.
+    `max_tokens` bounds prompt and output together, as the request's own bounds the
+    output; `seed` is this output's own, from which the draw of every token follows.
+    `prompt_logprobs` has an entry per prompt token once they are known, None first; None
+    altogether if nobody asked.
     """
 
     sequence_id: str

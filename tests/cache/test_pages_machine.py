@@ -76,6 +76,18 @@ class PagesMachine(RuleBasedStateMachine):
         self.live[name] = held
         self.mark_fresh(name)
 
+    @rule(num_tokens=NUM_TOKENS)
+    def resume(self, num_tokens: int) -> None:
+        """A sequence that was computed elsewhere holds what later tokens see, no more."""
+        name = self.new_name()
+        held = Held(self.groups, Held.nothing(self.groups).missing(num_tokens, None), num_tokens)
+        if not self.fits([held.held(g) for g in range(len(self.groups))]):
+            self.fails_without_change(lambda: self.pages.resume(name, num_tokens), OutOfPages)
+            return
+        self.pages.resume(name, num_tokens)
+        self.live[name] = held
+        self.mark_fresh(name)
+
     @precondition(lambda self: self.live)
     @rule(data=st.data(), num_tokens=NUM_TOKENS, stop=STOP)
     def extend(self, data: st.DataObject, num_tokens: int, stop: int | None) -> None:
@@ -140,6 +152,7 @@ class PagesMachine(RuleBasedStateMachine):
         held = self.live[name]
         wrong: list[tuple[Callable[[], None], type[Exception]]] = [
             (lambda: self.pages.admit(name, 1), ValueError),
+            (lambda: self.pages.resume(name, 1), ValueError),
             (lambda: self.pages.fork(other, name), ValueError),
             (lambda: self.pages.fork("nobody", "child"), KeyError),
             (lambda: self.pages.extend("nobody", 1), KeyError),

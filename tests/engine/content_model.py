@@ -56,6 +56,7 @@ class Reading:
     on, and the state before and after.
     """
 
+    samples: bool = False  # whether logits are wanted of the last token
     next_token: int = 0
     tokens: dict[int, tuple[int, np.ndarray]] = field(default_factory=dict)
     states: dict[int, tuple[tuple[int, int], tuple[int, int]]] = field(default_factory=dict)
@@ -75,7 +76,9 @@ class ContentModel:
     def run(self, batch: ForwardBatch, num_layers: int | None = None) -> list[Reading]:
         """Runs the first layers, all of them if not told otherwise: what each row found."""
         assert batch.cu_seqlens_q.diff().tolist() == batch.query_lens.tolist()
-        readings = [Reading() for _ in range(batch.num_rows)]
+        last, wanted = batch.cu_seqlens_q[1:] - 1, batch.logits_indices
+        assert torch.isin(wanted, last).all()
+        readings = [Reading(samples) for samples in torch.isin(last, wanted).tolist()]
         for row in self.rows[:num_layers]:
             group = self.groups[row.group]
             if group.kind == "state":

@@ -130,10 +130,7 @@ class PageReader:
             readings = self.model.run(batch)
             for row, reading in zip(rows, readings, strict=True):
                 self._check_reading(row, reading)
-            tokens = [
-                reading.next_token % VOCAB if row.samples else None
-                for row, reading in zip(rows, readings, strict=True)
-            ]
+            tokens = [r.next_token % VOCAB if r.samples else None for r in readings]
             finished = self.scheduler.commit(rows, tokens)
             assert all(sequence.finish_reason for sequence in finished)
         self.check_everyone()
@@ -171,6 +168,7 @@ class PageReader:
 
     def _check_reading(self, row: Row, reading: Reading) -> None:
         history = self.histories[row.sequence.sequence_id]
+        assert reading.samples == row.samples
         for first, tokens in reading.tokens.values():
             assert tokens.tolist() == history.token_ids[first : row.stop]
         for layer, (before, after) in reading.states.items():

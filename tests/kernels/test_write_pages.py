@@ -16,12 +16,10 @@ LAYOUTS = ("contiguous", "NHD", "HND", "row of a pool", "HND row of a pool")
 
 def _cache(layout: str, dtype: torch.dtype, blocks: int, block_size: int) -> tuple[Tensor, Tensor]:
     """A buffer of poison, and a cache `[blocks, block_size, 2, 3]` within it."""
-    if "row of a pool" in layout:  # with other layers' bytes before and behind
-        buffer = torch.full((blocks, 5 + block_size * 6 + 4), torch.nan, dtype=dtype)
-        rows = buffer[:, 5 : 5 + block_size * 6]
-    else:
-        buffer = torch.full((blocks, block_size * 6), torch.nan, dtype=dtype)
-        rows = buffer
+    before, behind = (5, 4) if "row of a pool" in layout else (0, 0)  # other layers' elements
+    length = before + block_size * 6 + behind
+    buffer = torch.full((blocks, length * dtype.itemsize), 0xFF, dtype=torch.uint8).view(dtype)
+    rows = buffer[:, before : before + block_size * 6]
     if "HND" in layout:
         return buffer, rows.unflatten(1, (2, block_size, 3)).transpose(1, 2)
     return buffer, rows.unflatten(1, (block_size, 2, 3))
@@ -37,7 +35,7 @@ def _check(
     """Writes random values at `slots` both ways, and compares every byte of the buffers."""
     blocks = 6
     draw = torch.Generator().manual_seed(len(slots))
-    values = torch.randn(len(slots), 2, 3, generator=draw).to(dtype)
+    values = (50 * torch.randn(len(slots), 2, 3, generator=draw)).to(dtype)
     expected, by_hand = _cache(layout, dtype, blocks, block_size)
     for value, slot in zip(values, slots, strict=True):
         if slot != -1:
@@ -73,6 +71,15 @@ def test_bug_11_padding_slots_write_nothing(
     layout: str, slots: list[int], dtype: torch.dtype, device: str
 ) -> None:
     _check(layout, dtype, 4, slots, device)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("eight_bits", [torch.int8, torch.float8_e4m3fn], ids=str)
+def test_numbers_of_eight_bits_are_moved_as_they_are(
+    layout: str, eight_bits: torch.dtype, device: str
+) -> None:
+    _check(layout, eight_bits, 4, [-1, 23, -1, 0, 5, -1, 11], device)
+    _check(layout, eight_bits, 4, [7, 2, 3], device)
 
 
 def test_values_are_rounded_to_the_dtype_of_the_cache(device: str) -> None:

@@ -121,7 +121,33 @@ def test_every_page_size(row: LayerRow, page_size: int) -> None:
             _check(row, Setting(page_size, block, layout), _DROPPED)
 
 
-@pytest.mark.parametrize("row", ONE_OF_EACH, ids=lambda row: row.reason)
+ATTENTION = tuple(row for row in LAYERS if row.reason.startswith("attention"))
+
+
+@pytest.mark.parametrize("row", ATTENTION, ids=lambda row: row.reason)
+def test_pages_of_many_kernel_blocks(row: LayerRow) -> None:
+    _check(row, Setting(66, 2, "NHD"), _DROPPED)
+    _check(row, Setting(33, 1, "HND"), _DROPPED)
+
+
+@pytest.mark.parametrize("row", ATTENTION, ids=lambda row: row.reason)
+def test_either_layout_gives_the_same_bits(row: LayerRow) -> None:
+    outs: list[Tensor] = []
+    for layout in ("HND", "NHD"):
+        bench = Bench(row, Setting(4, 2, layout))
+        steps = ((30, 3), (1, 1), (9, 13), (1, 0))
+        starts = {"a": 0, "b": 0}
+        for counts in steps:
+            work = []
+            for name, count in zip("ab", counts, strict=True):
+                start = starts[name]
+                work += [(name, _tokens(name)[start : start + count])] if count else []
+                starts[name] = start + count
+            outs += bench.step(work).values()
+    assert all(torch.equal(a, b) for a, b in zip(outs[:7], outs[7:], strict=True))
+
+
+@pytest.mark.parametrize("row", (*ONE_OF_EACH, *ATTENTION[1:]), ids=lambda row: row.reason)
 def test_any_order_of_pages_gives_the_same_bits(row: LayerRow) -> None:
     outs: list[Tensor] = []
     for page_seed in range(5):
