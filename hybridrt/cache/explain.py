@@ -10,16 +10,17 @@ from rich.console import Console
 from rich.table import Table
 
 from hybridrt.cache.plan import CachePlan, GroupPlan, LayerPlan
+from hybridrt.cache.spec import Window
 
 LENGTHS = (512, 2_048, 8_192, 32_768, 131_072)
 """Tokens of the sequences that are counted."""
 MOST_ROWS = 24
 """A table of more layers than this has one row for all layers that are alike."""
-KIND_STYLES = {"full": "cyan", "state": "magenta"}
+KIND_STYLES = {"full": "cyan", "window": "green", "state": "magenta"}
 
 
 def explain(plan: CachePlan) -> str:
-    """The plan as plain text: groups, layers, and how many sequences fit."""
+    """The plan as plain text: groups, layers, what a sequence takes and how many fit."""
     file = io.StringIO()
     console = Console(file=file, width=100, color_system=None, force_terminal=False)
     for table in (groups_table(plan), layers_table(plan)):
@@ -27,6 +28,8 @@ def explain(plan: CachePlan) -> str:
         console.print()
     console.print(summary(plan))
     console.print(f"Sequences that fit at once: {_fits_text(plan)} tokens")
+    for note in plan.notes:
+        console.print(note)
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines()).strip("\n")
 
 
@@ -49,16 +52,17 @@ def simple_table(title: str, *columns: str, right: Iterable[str] = ()) -> Table:
 
 def groups_table(plan: CachePlan) -> Table:
     """One row per group."""
-    columns = ("group", "layers", "page of", "page bytes", "pages/slab", "padding")
-    table = simple_table("Cache groups", *columns, right=("layers", *columns[3:]))
+    columns = ("group", "layers", "page of", "block", "page bytes", "pages/slab", "padding")
+    table = simple_table("Cache groups", *columns, right=("layers", *columns[4:]))
     for group in plan.groups:
         table.add_row(
             kind_text(group.kind, group.name),
             str(len(group.layers)),
             _page_of(group),
+            "page" if group.blocks_per_page == 1 else f"{group.kernel_block_size:,} tokens",
             f"{group.page_bytes:,}",
             f"{group.pages_per_slab:,}",
-            f"{group.page_stride - group.page_bytes:,} B ({group.padding_percent:.2f} %)",
+            f"{group.padding_bytes:,} B ({group.padding_percent:.2f} %)",
         )
     return table
 
@@ -91,11 +95,17 @@ def fits_table(plan: CachePlan, lengths: Sequence[int] = LENGTHS) -> Table:
 
 
 def summary(plan: CachePlan) -> str:
-    """The pool, and the bytes of a token and of a sequence, in words."""
+    """The pool, what a sequence takes of it, and what can be shared, in words."""
+    window = ""
+    if plan.bytes_per_window_token:
+        window = f", {plan.bytes_per_window_token:,} a token in a window"
     return (
         f"Pool: {plan.num_slabs:,} slabs of {plan.slab_bytes:,} bytes = {plan.pool_bytes:,} bytes"
         f" ({size_text(plan.pool_bytes)})\n"
-        f"A sequence takes {plan.bytes_per_sequence:,} bytes and {plan.bytes_per_token:,} a token"
+        f"A sequence takes {plan.bytes_per_sequence:,} bytes, {plan.bytes_per_token:,} a token"
+        f"{window}\n"
+        f"The shortest prompt that can share pages with another has "
+        f"{plan.least_shared_prompt:,} tokens"
     )
 
 
@@ -107,7 +117,10 @@ def plan_data(plan: CachePlan, lengths: Sequence[int] = LENGTHS) -> dict[str, An
         "pool_bytes": plan.pool_bytes,
         "padding_percent": plan.padding_percent,
         "bytes_per_token": plan.bytes_per_token,
+        "bytes_per_window_token": plan.bytes_per_window_token,
         "bytes_per_sequence": plan.bytes_per_sequence,
+        "least_shared_prompt": plan.least_shared_prompt,
+        "notes": list(plan.notes),
         "longest_sequence": plan.longest_sequence(),
         "fits": fits(plan, lengths),
         "groups": [_group_data(group) for group in plan.groups],
@@ -118,11 +131,12 @@ def plan_data(plan: CachePlan, lengths: Sequence[int] = LENGTHS) -> dict[str, An
 def layer_data(layer: LayerPlan) -> dict[str, Any]:
     """One layer of the plan as plain data."""
     names = ["index", "name", "kind", "mixer", "group", "page_size", "kernel_block_size"]
-    names += ["bytes_per_page", "bytes_per_token", "bytes_per_sequence"]
+    names += ["bytes_per_page", "bytes_per_token", "bytes_per_sequence", "offset", "part"]
     states = [
         {"name": name, "shape": list(shape), "dtype": dtype} for name, shape, dtype in layer.states
     ]
-    return {name: getattr(layer, name) for name in names} | {"states": states}
+    data = {name: getattr(layer, name) for name in names}
+    return data | {"window": _window_data(layer.window), "states": states}
 
 
 def fits(plan: CachePlan, lengths: Sequence[int] = LENGTHS) -> list[dict[str, int | None]]:
@@ -130,7 +144,7 @@ def fits(plan: CachePlan, lengths: Sequence[int] = LENGTHS) -> list[dict[str, in
     return [
         {
             "tokens": length,
-            "bytes": plan.bytes_per_sequence + length * plan.bytes_per_token,
+            "bytes": plan.bytes_for(length),
             "sequences": plan.sequences_of(length),
         }
         for length in lengths
@@ -181,7 +195,8 @@ def bytes_text(layer: LayerPlan) -> str:
     """What a token takes, or a sequence where that is all."""
     if layer.page_size is None:
         return f"{layer.bytes_per_sequence:,} a sequence"
-    return f"{layer.bytes_per_token:,} a token"
+    per_token = f"{layer.bytes_per_token:,} a token"
+    return per_token if layer.window is None else f"{per_token}, {layer.window.size:,} at most"
 
 
 def states_text(layer: LayerPlan) -> str:
@@ -212,14 +227,17 @@ def _fits_text(plan: CachePlan) -> str:
 
 
 def _page_of(group: GroupPlan) -> str:
-    if group.page_size is None:
-        return "a sequence"
-    if group.blocks_per_page == 1:
+    if group.page_size is not None:
         return f"{group.page_size:,} tokens"
-    return f"{group.blocks_per_page} x {group.kernel_block_size:,} tokens"
+    return "a sequence" if group.parts == 1 else f"1/{group.parts} of a sequence"
 
 
 def _group_data(group: GroupPlan) -> dict[str, Any]:
     names = "name kind layers page_size kernel_block_size page_bytes page_stride pages_per_slab"
+    names += " parts padding_bytes padding_percent"
     data = {name: getattr(group, name) for name in names.split()}
-    return data | {"layers": list(group.layers), "padding_percent": group.padding_percent}
+    return data | {"layers": list(group.layers), "window": _window_data(group.window)}
+
+
+def _window_data(window: Window | None) -> dict[str, int | bool] | None:
+    return None if window is None else {"size": window.size, "chunked": window.chunked}

@@ -104,6 +104,13 @@ class LayerPlan:
     window: Window | None = None
     part: int = 0
 
+    def bytes_for(self, num_tokens: int) -> int:
+        """Bytes that this layer needs of a sequence of that many tokens, without any rounding."""
+        if self.kind == "state":
+            return self.bytes_per_sequence
+        kept = num_tokens if self.window is None else min(num_tokens, self.window.size)
+        return kept * self.bytes_per_token
+
 
 @dataclass(frozen=True, slots=True)
 class CachePlan:
@@ -164,12 +171,7 @@ class CachePlan:
 
     def bytes_for(self, num_tokens: int) -> int:
         """Bytes that a sequence of that many tokens needs, without any rounding."""
-        windows = (
-            layer.bytes_per_token * min(num_tokens, layer.window.size)
-            for layer in self.layers
-            if layer.window is not None
-        )
-        return self.bytes_per_sequence + num_tokens * self.bytes_per_token + sum(windows)
+        return sum(layer.bytes_for(num_tokens) for layer in self.layers)
 
     def slabs_for(self, num_tokens: int, num_sequences: int = 1) -> int:
         """Slabs that so many sequences of so many tokens each need, with no other running."""
@@ -201,6 +203,12 @@ class CachePlan:
         from hybridrt.cache.explain import explain
 
         return explain(self)
+
+    def byte_map(self) -> str:
+        """Every tensor in a page of each group, byte by byte, as a table for people."""
+        from hybridrt.cache.byte_map import byte_map
+
+        return byte_map(self)
 
 
 def _largest(fits: Callable[[int], bool], plan: CachePlan) -> int | None:

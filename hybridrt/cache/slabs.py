@@ -86,6 +86,7 @@ class SlabAllocator:
         self._free_slabs = deque(range(num_slabs))
         self._groups = [_Group(n) for n in pages_per_slab]
         self._references: list[dict[PhysicalId, int]] = [{} for _ in pages_per_slab]
+        self._most_live = [0] * len(pages_per_slab)
 
     @property
     def num_free_slabs(self) -> int:
@@ -101,6 +102,14 @@ class SlabAllocator:
 
     def num_live_pages(self, group: int) -> int:
         return len(self._references[group])
+
+    def most_live_pages(self, group: int) -> int:
+        """The most pages that were live at once, ever or since `forget_most`."""
+        return self._most_live[group]
+
+    def forget_most(self) -> None:
+        """Lets `most_live_pages` count anew."""
+        self._most_live = [len(references) for references in self._references]
 
     def references(self, group: int, page: PhysicalId) -> int:
         """How many hold the page; 0: it is free."""
@@ -151,5 +160,7 @@ class SlabAllocator:
         for _ in range(num_slabs):
             group.add_slab(self._free_slabs.popleft())
         pages = [group.take() for _ in range(count)]
-        self._references[index].update(dict.fromkeys(pages, 1))
+        references = self._references[index]
+        references.update(dict.fromkeys(pages, 1))
+        self._most_live[index] = max(self._most_live[index], len(references))
         return pages

@@ -12,7 +12,6 @@ from hybridrt.cli.options import DEMO, EngineOptions, Json
 from hybridrt.cli.output import console, print_json, shortened
 
 if TYPE_CHECKING:
-    from hybridrt.cli.usage import CacheWatch
     from hybridrt.demo.facts import Recall
     from hybridrt.llm import LLM
     from hybridrt.request import RequestOutput
@@ -57,18 +56,15 @@ def demo(
     if num_prompts < 1:
         raise ValueError(f"--prompts={num_prompts} should be at least 1")
     llm = load_llm(DEMO, engine)
-    from hybridrt.cli.usage import CacheWatch
-
     recalls = _questions(num_prompts, seed)
-    watch = CacheWatch(llm)
     started = time.perf_counter()
     with busy(f"answering {num_prompts} questions (the first run compiles a kernel)"):
-        answered, outputs = _answer(llm, recalls, watch)
+        answered, outputs = _answer(llm, recalls)
     seconds = time.perf_counter() - started
     if json_output:
-        print_json(_data(answered, outputs, watch, seconds))
+        print_json(_data(llm, answered, outputs, seconds))
     else:
-        _print(llm, answered, outputs, watch, seconds)
+        _print(llm, answered, outputs, seconds)
 
 
 def _questions(count: int, seed: int) -> "list[Recall]":
@@ -79,9 +75,7 @@ def _questions(count: int, seed: int) -> "list[Recall]":
     return [recall_prompt(rng, kind=KINDS[i % len(KINDS)]) for i in range(count)]
 
 
-def _answer(
-    llm: "LLM", recalls: "list[Recall]", watch: "CacheWatch"
-) -> "tuple[list[_Answered], list[RequestOutput]]":
+def _answer(llm: "LLM", recalls: "list[Recall]") -> "tuple[list[_Answered], list[RequestOutput]]":
     """All of them at once, through the online loop."""
     from hybridrt.demo.facts import STOP
     from hybridrt.request import SamplingParams
@@ -90,18 +84,17 @@ def _answer(
     waiting = {llm.add_request(recall.prompt, params): recall for recall in recalls}
     outputs: dict[str, RequestOutput] = {}
     while llm.has_unfinished:
-        for output in watch.step():
+        for output in llm.step():
             outputs[output.request_id] = output
     answered = [_Answered(waiting[id], outputs[id].outputs[0].text) for id in waiting]
     return answered, [outputs[id] for id in waiting]
 
 
 def _data(
-    answered: list[_Answered],
-    outputs: "list[RequestOutput]",
-    watch: "CacheWatch",
-    seconds: float,
+    llm: "LLM", answered: list[_Answered], outputs: "list[RequestOutput]", seconds: float
 ) -> dict[str, Any]:
+    from hybridrt.cli.usage import most_in_use
+
     return {
         "right": sum(one.right for one in answered),
         "prompts": [
@@ -116,7 +109,7 @@ def _data(
             }
             for one, output in zip(answered, outputs, strict=True)
         ],
-        "layers": [use.data() for use in watch.peak()],
+        "layers": [use.data() for use in most_in_use(llm)],
         "seconds": seconds,
     }
 
@@ -125,7 +118,6 @@ def _print(
     llm: "LLM",
     answered: list[_Answered],
     outputs: "list[RequestOutput]",
-    watch: "CacheWatch",
     seconds: float,
 ) -> None:
     out = console()
@@ -140,23 +132,23 @@ def _print(
         f"tokens, in {seconds:.1f} s."
     )
     out.print()
-    _print_cache(llm, watch)
+    _print_cache(llm)
     out.print(
         "Go on with: [bold]hybridrt plan demo[/], [bold]hybridrt inspect demo[/], "
         "[bold]hybridrt --help[/]"
     )
 
 
-def _print_cache(llm: "LLM", watch: "CacheWatch") -> None:
-    from hybridrt.cli.usage import peak_table
+def _print_cache(llm: "LLM") -> None:
+    from hybridrt.cli.usage import in_use, most_in_use, peak_table
 
     out = console()
-    uses = watch.peak()
+    uses = most_in_use(llm)
     out.print(peak_table("What the cache held for them, at its fullest", uses))
     out.print()
     page = llm.config.page_size
     out.print(f"A page is {page} tokens of a full layer, or one sequence's state of a state layer.")
-    still = sum(use.num_bytes for use in watch.in_use())
+    still = sum(use.num_bytes for use in in_use(llm))
     out.print(
         f"{sum(use.num_bytes for use in uses):,} bytes of a pool of {llm.plan.pool_bytes:,}; "
         f"now {still:,} are in use."

@@ -78,7 +78,7 @@ def _look(model: str, engine: EngineOptions, prompt: str | list[int]) -> _Look:
                 f"should have at most {llm.max_model_len - 2}"
             )
     tables = zip(llm.plan.groups, pages.tables(sequence), strict=True)
-    page_ids = {group.name: table.physical_ids for group, table in tables}
+    page_ids = {group.name: tuple(table.physical_ids) for group, table in tables}
     return _Look(pages.num_committed(sequence), held_by(llm, request_id), page_ids)
 
 
@@ -130,7 +130,7 @@ def _print_json(
             "num_tokens": look.num_tokens,
             "page_ids": look.page_ids,
             "layers": [
-                use.data() | {"bytes_used": use.used_by(look.num_tokens)} for use in look.uses
+                use.data() | {"bytes_used": use.layer.bytes_for(look.num_tokens)} for use in look.uses
             ],
         }
     print_json(data)

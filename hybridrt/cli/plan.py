@@ -25,6 +25,9 @@ def plan(
         Path | None,
         typer.Option(help="A geometry file in the place of a model; needs --cache-memory."),
     ] = None,
+    byte_map: Annotated[
+        bool, typer.Option("--bytes", help="Show every tensor's bytes in a page of each group.")
+    ] = False,
     json_output: Json = False,
 ) -> None:
     """Show what the cache takes per token, sequence and layer, and what fits in it.
@@ -42,6 +45,8 @@ def plan(
         _print_json(source, cache_plan, longest)
     else:
         _print_tables(source, cache_plan, longest)
+        if byte_map:
+            _print_byte_map(cache_plan)
 
 
 def _of_model(model: str, engine: EngineOptions) -> "tuple[str, CachePlan, int | None]":
@@ -93,3 +98,14 @@ def _print_tables(source: str, cache_plan: "CachePlan", longest: int | None) -> 
         out.print(table)
         out.print()
     out.print(summary(cache_plan))
+    for note in cache_plan.notes:
+        out.print(note, style="yellow")
+
+
+def _print_byte_map(cache_plan: "CachePlan") -> None:
+    from hybridrt.cache.byte_map import byte_map_table
+
+    out = console()
+    for group in cache_plan.groups:
+        out.print()
+        out.print(byte_map_table(cache_plan, group))

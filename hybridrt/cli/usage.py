@@ -1,6 +1,6 @@
 """What the cache holds for requests that run: pages and bytes, layer by layer."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +18,11 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from hybridrt.llm import LLM
-    from hybridrt.request import RequestOutput
 
 
 @dataclass(frozen=True, slots=True)
 class LayerUse:
-    """A layer's part of some pages of its group."""
+    """The pages that hold a layer's part of some sequences."""
 
     layer: LayerPlan
     pages: int
@@ -39,10 +38,6 @@ class LayerUse:
         size, block = self.layer.page_size, self.layer.kernel_block_size
         return self.pages if size is None or block is None else self.pages * (size // block)
 
-    def used_by(self, num_tokens: int) -> int:
-        """The bytes of those that one sequence of so many tokens has filled."""
-        return self.layer.bytes_per_sequence + num_tokens * self.layer.bytes_per_token
-
     def data(self) -> dict[str, Any]:
         """As plain data, each tensor with its shape over all these pages."""
         data = layer_data(self.layer)
@@ -51,45 +46,26 @@ class LayerUse:
         return data | {"pages": self.pages, "bytes": self.num_bytes}
 
 
-class CacheWatch:
-    """Steps an LLM, and keeps the most pages that each group had in use in one step."""
+def in_use(llm: "LLM") -> list[LayerUse]:
+    """Every cached layer with the pages that hold something of it now."""
+    return _uses(llm, llm.engine.pool.allocator.num_live_pages)
 
-    def __init__(self, llm: "LLM") -> None:
-        self._llm = llm
-        self._peak = dict.fromkeys((group.name for group in llm.plan.groups), 0)
 
-    def step(self) -> "list[RequestOutput]":
-        """As `LLM.step`."""
-        outputs = self._llm.step()
-        # Who finished has given its pages back already. The last token was never written.
-        finished = [
-            len(output.prompt_token_ids) + len(completion.token_ids) - 1
-            for output in outputs
-            if output.finished
-            for completion in output.outputs
-        ]
-        for index, group in enumerate(self._llm.plan.groups):
-            live = self._llm.engine.pool.allocator.num_live_pages(index)
-            live += sum(map(group.pages_for, finished))
-            self._peak[group.name] = max(self._peak[group.name], live)
-        return outputs
-
-    def in_use(self) -> list[LayerUse]:
-        """Every cached layer with the pages that its group has in use now."""
-        allocator = self._llm.engine.pool.allocator
-        live = {g.name: allocator.num_live_pages(i) for i, g in enumerate(self._llm.plan.groups)}
-        return [LayerUse(layer, live[layer.group]) for layer in self._llm.plan.layers]
-
-    def peak(self) -> list[LayerUse]:
-        """Every cached layer with the most pages of its group so far."""
-        return [LayerUse(layer, self._peak[layer.group]) for layer in self._llm.plan.layers]
+def most_in_use(llm: "LLM") -> list[LayerUse]:
+    """Every cached layer with the most pages that held something of it at once."""
+    return _uses(llm, llm.engine.pool.allocator.most_live_pages)
 
 
 def held_by(llm: "LLM", request_id: str) -> list[LayerUse]:
     """Every cached layer with the pages that a running request holds."""
     tables = llm.engine.pages.tables(f"{request_id}/0")
-    groups = zip(llm.plan.groups, tables, strict=True)
-    pages = {group.name: len(table) for group, table in groups}
+    return _uses(llm, lambda group: len(tables[group]))
+
+
+def _uses(llm: "LLM", pages_of: Callable[[int], int]) -> list[LayerUse]:
+    """Of a group's pages, each layer is in those of its part."""
+    groups = enumerate(llm.plan.groups)
+    pages = {group.name: pages_of(index) // group.parts for index, group in groups}
     return [LayerUse(layer, pages[layer.group]) for layer in llm.plan.layers]
 
 
@@ -113,7 +89,7 @@ def held_table(title: str, uses: Iterable[LayerUse], num_tokens: int) -> "Table"
             for name, shape, dtype in use.layer.states
         )
         name, mixer, _, group = _layer_cells(use.layer)
-        numbers = (use.pages, use.num_bytes, use.used_by(num_tokens))
+        numbers = (use.pages, use.num_bytes, use.layer.bytes_for(num_tokens))
         table.add_row(name, mixer, group, *(f"{n:,}" for n in numbers), tensors)
     return table
 

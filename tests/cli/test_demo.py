@@ -3,7 +3,7 @@
 import pytest
 
 from hybridrt import LLM, SamplingParams
-from hybridrt.cli.usage import CacheWatch
+from hybridrt.cli.usage import in_use, most_in_use
 
 from .conftest import DEMO
 
@@ -43,11 +43,10 @@ def test_refuses_to_ask_nothing(run):
 
 
 @pytest.mark.parametrize(("max_tokens", "pages"), [(1, 2), (16, 2), (17, 3)])
-def test_the_watch_counts_pages_that_are_given_back_in_the_same_step(max_tokens, pages):
+def test_pages_that_are_given_back_in_the_same_step_are_counted(max_tokens, pages):
     llm = LLM(str(DEMO), cache_memory="2MiB")
-    watch = CacheWatch(llm)
     llm.add_request([65] * 17, SamplingParams(max_tokens=max_tokens, ignore_eos=True))
     while llm.has_unfinished:
-        watch.step()
-    assert {use.layer.kind: use.pages for use in watch.peak()} == {"full": pages, "state": 1}
-    assert {use.pages for use in watch.in_use()} == {0}
+        llm.step()
+    assert {use.layer.kind: use.pages for use in most_in_use(llm)} == {"full": pages, "state": 1}
+    assert {use.pages for use in in_use(llm)} == {0}

@@ -29,9 +29,8 @@ class Reach:
         return max(0, position - self.window + 1)
 
     def first_visible_of(self, positions: Int[Tensor, " rows"]) -> Int[Tensor, " rows"]:
-        """The same of many."""
-        if self.window is None:
-            return torch.zeros_like(positions)
+        """The same of many, where there is a window."""
+        assert self.window is not None
         if self.chunked:
             return positions // self.window * self.window
         return (positions - self.window + 1).clamp(min=0)
@@ -65,15 +64,17 @@ def decode_places(
 ) -> Places:
     """What the decode rows of a batch see. The new token is the last of it."""
     rows = batch.num_decodes
-    first, stop = _seen(batch.context_lens[:rows], block_size, reach)
-    count = int(stop.max())
-    common = int(first.max()), int(stop.min())
-    if pages.page_table.is_cuda:
-        first, stop = _seen(batch.seq_lens[:rows] - 1, block_size, reach)
-    place = torch.arange(count, device=stop.device)
-    valid = place < stop[:, None]
-    if reach.window is not None:
-        valid &= place >= first[:, None]
+    host = batch.context_lens[:rows]
+    if reach.window is None:  # the plain case in fewer steps: a table begins with token 0
+        count, common = int(host.max()) + 1, (0, int(host.min()) + 1)
+        valid = torch.arange(count, device=batch.seq_lens.device) < batch.seq_lens[:rows, None]
+    else:
+        first, stop = _seen(host, block_size, reach)
+        count, common = int(stop.max()), (int(first.max()), int(stop.min()))
+        if pages.page_table.is_cuda:
+            first, stop = _seen(batch.seq_lens[:rows] - 1, block_size, reach)
+        place = torch.arange(count, device=stop.device)
+        valid = (place < stop[:, None]) & (place >= first[:, None])
     table = pages.page_table[:rows, : blocks_for(count, block_size)]
     return Places(table, valid, count, common)
 
@@ -96,10 +97,11 @@ def gather_rows(
     """
     rows = movable(cache).transpose(0, 1)[:, places.table].flatten(2, 3)[:, :, : places.count]
     first, stop = places.common
-    for part in (slice(0, first), slice(max(first, stop), places.count)):
-        if part.start < part.stop:
+    if (first, stop) != (0, places.count):
+        for part in (slice(0, first), slice(max(first, stop), places.count)):
             rows[:, :, part].masked_fill_(~places.valid[None, :, part, None], 0)
-    return rows.transpose(0, 1).view(cache.dtype)
+    rows = rows.transpose(0, 1)
+    return rows if rows.dtype == cache.dtype else rows.view(cache.dtype)
 
 
 def gather_row(
@@ -108,7 +110,8 @@ def gather_row(
     places: slice,
 ) -> Shaped[Tensor, "heads tokens dim"]:
     """The tokens at some of the places of these kernel blocks."""
-    return movable(cache).transpose(0, 1)[:, blocks].flatten(1, 2)[:, places].view(cache.dtype)
+    row = movable(cache).transpose(0, 1)[:, blocks].flatten(1, 2)[:, places]
+    return row if row.dtype == cache.dtype else row.view(cache.dtype)
 
 
 def movable(cache: Shaped[Tensor, "*shape"]) -> Shaped[Tensor, "*shape"]:

@@ -58,7 +58,8 @@ def mla_attention(
         cached = _read_row(latents, pages, row, q_nope.dtype)
         attend = _expanded if expanding_is_cheaper(row, w_uk, w_uv, q_pe.shape[-1]) else _absorbed
         out[tokens] = attend(q_nope[tokens], q_pe[tokens], *cached, w_uk, w_uv, scale)
-    out[stop:] = 0  # padding
+    if stop < len(q_nope):
+        out[stop:] = 0  # padding
     return out
 
 

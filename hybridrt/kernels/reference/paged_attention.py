@@ -1,7 +1,6 @@
 """paged_attention in plain torch: gather the pages, then attend."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Float32, Shaped
@@ -22,23 +21,28 @@ Gather = Callable[[Tensor], Tensor]
 """Takes a cache `[blocks, heads, block_size, dim]` to the tokens `[..., heads, tokens, dim]`."""
 
 
-@dataclass(frozen=True, slots=True)
 class _Cache:
     """Keys and values in pages, and what they are multiplied by where they are quantised."""
 
-    k: Shaped[Tensor, "blocks kv_heads block_size head_dim_k"]
-    v: Shaped[Tensor, "blocks kv_heads block_size head_dim_v"]
-    k_scale: Float32[Tensor, "..."] | None
-    v_scale: Float32[Tensor, "..."] | None
+    def __init__(
+        self,
+        k: Shaped[Tensor, "blocks kv_heads block_size head_dim_k"],
+        v: Shaped[Tensor, "blocks kv_heads block_size head_dim_v"],
+        k_scale: Float32[Tensor, "..."] | None,
+        v_scale: Float32[Tensor, "..."] | None,
+    ) -> None:
+        self._k, self._v = k, v
+        self._both = side_by_side(k, v)
+        self._k_scale, self._v_scale = k_scale, v_scale
+        self.block_size = k.shape[2]
 
     def read(self, gather: Gather, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """The keys and the values that `gather` brings; both at once, if they are one view."""
-        both = side_by_side(self.k, self.v)
-        if both is None:
-            k, v = gather(self.k), gather(self.v)
+        if self._both is None:
+            k, v = gather(self._k), gather(self._v)
         else:
-            k, v = gather(both).tensor_split([self.k.shape[-1]], dim=-1)
-        return _plain(k, self.k_scale, gather, dtype), _plain(v, self.v_scale, gather, dtype)
+            k, v = gather(self._both).tensor_split([self._k.shape[-1]], dim=-1)
+        return _plain(k, self._k_scale, gather, dtype), _plain(v, self._v_scale, gather, dtype)
 
 
 def paged_attention(
@@ -66,7 +70,8 @@ def paged_attention(
         stop = row.stop
         tokens = slice(row.start, stop)
         out[tokens] = _prefill(q[tokens], cache, pages, row, softmax, reach)
-    out[stop:] = 0  # padding
+    if stop < len(q):
+        out[stop:] = 0  # padding
     return out
 
 
@@ -78,7 +83,7 @@ def _decode(
     softmax: Softmax,
     reach: Reach,
 ) -> Float[Tensor, "rows heads head_dim_v"]:
-    places = decode_places(pages, batch, cache.k.shape[2], reach)
+    places = decode_places(pages, batch, cache.block_size, reach)
     k, v = cache.read(lambda part: gather_rows(part, places), q.dtype)
     return attend_once(q, k, v, places.mask, softmax)
 
@@ -91,7 +96,7 @@ def _prefill(
     softmax: Softmax,
     reach: Reach,
 ) -> Float[Tensor, "queries heads head_dim_v"]:
-    block_size = cache.k.shape[2]
+    block_size = cache.block_size
     first, seq_len = reach.first_visible(row.context), row.context + q.shape[0]
     begin = first // block_size * block_size
     blocks = pages.page_table[row.row, : blocks_for(seq_len - begin, block_size)]
@@ -105,13 +110,12 @@ def side_by_side(
     v: Shaped[Tensor, "blocks kv_heads block_size head_dim_v"],
 ) -> Shaped[Tensor, "blocks kv_heads block_size content"] | None:
     """The view of which `k` and `v` are the first and the last part of the last axis, if any."""
-    same = k.dtype == v.dtype and k.shape[:-1] == v.shape[:-1] and k.stride() == v.stride()
-    if not same or k.stride(-1) != 1:
+    (*outer, width), strides = k.shape, k.stride()
+    same = k.dtype == v.dtype and [*v.shape[:-1]] == outer and v.stride() == strides
+    distance = v.data_ptr() - k.data_ptr()
+    if not same or strides[-1] != 1 or distance != width * k.element_size():
         return None
-    width = k.shape[-1]
-    if v.data_ptr() != k.data_ptr() + width * k.element_size():
-        return None
-    return k.as_strided((*k.shape[:-1], width + v.shape[-1]), k.stride())
+    return k.as_strided((*outer, width + v.shape[-1]), strides)
 
 
 def _plain(

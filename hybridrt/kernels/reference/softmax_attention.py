@@ -67,6 +67,8 @@ def causal_attention(
     """
     queries, tokens = q.shape[1], k.shape[1]
     context = first + tokens - queries
+    if context == 0 and reach.window is None and softmax.is_fused:
+        return _attend_lot(q, k, v, None, softmax)
     parts: list[Tensor] = []
     for start, stop in _lots(context, context + queries, q.shape[0] * tokens, reach, softmax):
         keys = slice(reach.first_visible(start) - first, stop - first)
@@ -156,7 +158,7 @@ def _fused(
         scale=softmax.scale,
         enable_gqa=enable_gqa,
     )
-    return out[..., : v.shape[-1]]
+    return out[..., : v.shape[-1]] if more < 0 else out
 
 
 def _weighted(
