@@ -79,9 +79,10 @@ def runs(page: str) -> bool:
 
 @pytest.fixture
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty folder with the demo checkpoint where a checkout has it; undoes all that is left."""
+    """A folder with the demo and the examples where a checkout has them; undoes all that is left."""
     (tmp_path / "hybridrt").mkdir()
     (tmp_path / "hybridrt" / "demo").symlink_to(ROOT / "hybridrt" / "demo")
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.delenv("HYBRIDRT_KERNEL_BLOCK_SIZE", raising=False)

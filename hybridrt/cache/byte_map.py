@@ -46,17 +46,18 @@ def byte_map_table(plan: CachePlan, group: GroupPlan) -> Table:
     stride = f"{group.page_stride:,} bytes"
     pages = f"a page of {stride}" if group.parts == 1 else f"{group.parts} pages of {stride}"
     title = f"{group.name}: {of} of {len(group.layers)} layers in {pages}"
-    columns = ("first byte", "last byte", "part", "block", "layer", "mixer", "tensor")
-    table = simple_table(title, *columns, right=columns[:4])
-    rows = spans(plan, group)
-    for span in _shortened(rows):
+    numbers = ["first byte", "last byte"]
+    numbers += ["part"] if group.parts > 1 else []
+    numbers += ["block"] if group.blocks_per_page > 1 else []
+    table = simple_table(title, *numbers, "layer", "mixer", "tensor", right=numbers)
+    for span in _shortened(spans(plan, group)):
         if span is None:
             table.add_row("...", "...")
             continue
+        cells = [f"{getattr(span, name.replace(' byte', '')):,}" for name in numbers]
         layer = span.layer
         names = ("", "") if layer is None else (names_text([layer]), layer.mixer)
-        numbers = (f"{n:,}" for n in (span.first, span.last, span.part, span.block))
-        table.add_row(*numbers, names[0], kind_text(group.kind, names[1]), span.tensor)
+        table.add_row(*cells, names[0], kind_text(group.kind, names[1]), span.tensor)
     return table
 
 

@@ -18,11 +18,12 @@ from jaxtyping import Int64
 
 from hybridrt.cache.spec import ALIGNMENT
 
-MOST_LARGEST_PAGES = 8  # more of them gain little: the padding is near its floor before
+MOST_LARGEST_PAGES = 12  # more of them gain little: the padding is near its floor before
 LEAST_SLABS = 32  # fewer make groups wait for each other
 COMBINATIONS = 2048  # of counts tried per number of largest pages, over all groups
 NEAREST = 48  # counts tried for one group
 MOST_LARGEST_PAGES_OF_ALL = 32  # where nothing else is good enough
+WANTED_PADDING = 0.005  # what is above it counts double
 ACCEPTED_PADDING = 0.03  # beyond it the search goes on with larger slabs and uneven splits
 UNEVEN = 0.005  # what a split may leave free in its pages, while there is a better one
 SPLIT_COST = 0.0002  # of one more page a sequence: about its share of a step's bookkeeping
@@ -135,7 +136,8 @@ def _cheapest(
     """Of these counts those of the least cost, if any leaves a slab for each group.
 
     The cost is the share of the pool that is lost to padding, and to slabs that are half
-    full: one for each group, if there are several. Fewer than `LEAST_SLABS` is worse than
+    full: one for each group, if there are several. Padding is certain, and what a slab has
+    free can still be taken, so much of the first is worse than as much of the second. Fewer than `LEAST_SLABS` is worse than
     any padding, where it can be helped.
     """
     groups = len(needs)
@@ -148,7 +150,8 @@ def _cheapest(
     too_few = np.maximum(0, LEAST_SLABS - num_slabs) / LEAST_SLABS
     split_cost = SPLIT_COST * sum(split.parts - 1 for split in splits)
     possible = num_slabs >= _least_slabs(splits, counts)
-    cost = np.where(possible, padding + half_full + too_few + split_cost, np.inf)
+    excess = np.maximum(0, padding - WANTED_PADDING)
+    cost = np.where(possible, padding + excess + half_full + too_few + split_cost, np.inf)
     i = int(cost.argmin())
     if cost[i] == np.inf:
         return None
