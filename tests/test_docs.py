@@ -79,7 +79,7 @@ def runs(page: str) -> bool:
 
 @pytest.fixture
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder with the demo and the examples where a checkout has them; undoes all that is left."""
+    """A folder with the demo and examples where a checkout has them; undoes all that is left."""
     (tmp_path / "hybridrt").mkdir()
     (tmp_path / "hybridrt" / "demo").symlink_to(ROOT / "hybridrt" / "demo")
     (tmp_path / "examples").symlink_to(ROOT / "examples")

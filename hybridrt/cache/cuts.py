@@ -149,7 +149,7 @@ def _cheapest(
     num_slabs = memory // slab
     too_few = np.maximum(0, LEAST_SLABS - num_slabs) / LEAST_SLABS
     split_cost = SPLIT_COST * sum(split.parts - 1 for split in splits)
-    possible = num_slabs >= _least_slabs(splits, counts)
+    possible = (num_slabs >= _least_slabs(splits, counts)) & (slab < TOO_LARGE)
     excess = np.maximum(0, padding - WANTED_PADDING)
     cost = np.where(possible, padding + excess + half_full + too_few + split_cost, np.inf)
     i = int(cost.argmin())
@@ -176,10 +176,15 @@ def _least_slabs(
 def _slab_bytes(
     needs: Sequence[Need], splits: Sequence[Split], counts: Int64[np.ndarray, "cuts groups"]
 ) -> Int64[np.ndarray, " cuts"]:
-    """The smallest slab that each row of counts can cut, in multiples of all alignments."""
+    """The smallest slab that each row of counts can cut, in multiples of all alignments.
+
+    `TOO_LARGE` or more where no common multiple is of use.
+    """
     unit = np.ones(len(counts), np.int64)
     for g, need in enumerate(needs):
-        unit = np.minimum(np.lcm(unit, ALIGNMENT * need.blocks * counts[:, g]), TOO_LARGE)
+        own = ALIGNMENT * need.blocks * counts[:, g]
+        factor = unit // np.gcd(unit, own)
+        unit = np.where(factor <= TOO_LARGE // own, factor * own, TOO_LARGE)
     least = (counts * np.array([split.page_bytes for split in splits])).max(axis=1)
     return -(-least // unit) * unit
 

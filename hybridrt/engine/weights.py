@@ -47,7 +47,7 @@ class Slot:
 
     `names` are the checkpoint names that may fill it: one, or several where a
     parameter is shared. The place is `module`'s own `key`, or entry `key` of
-    its layout number `layout`.
+    its layout number `layout`. One that `broadcasts` may be filled by one number.
     """
 
     module: nn.Module
@@ -55,6 +55,11 @@ class Slot:
     layout: int | None
     shape: tuple[int, ...]
     names: list[str] = field(default_factory=list)
+    broadcasts: bool = False
+
+    def takes(self, shape: tuple[int, ...]) -> bool:
+        """Whether a tensor of that shape fills the place."""
+        return shape == self.shape or (self.broadcasts and math.prod(shape) == 1)
 
 
 def load_weights(
@@ -100,8 +105,8 @@ def _renamed(model: nn.Module, tensors: Mapping[str, StoredTensor]) -> dict[str,
 def parameter_slots(model: nn.Module, present: Iterable[str]) -> list[Slot]:
     """Every place of `model` that a checkpoint fills, and the names that may fill it.
 
-    `present` are the checkpoint's names; they decide between the layouts of a
-    packed module. A parameter with several names is one place.
+    `present` are the checkpoint's names, which decide between a packed module's layouts.
+    A parameter with several names is one place.
     """
     paths: dict[nn.Module, list[str]] = {}
     for path, module in model.named_modules(remove_duplicate=False):
@@ -114,6 +119,7 @@ def parameter_slots(model: nn.Module, present: Iterable[str]) -> list[Slot]:
             _add_packed(slots, module, parents, present)
         else:
             _add_plain(slots, module, module_paths)
+        _add_optional(slots, module, module_paths, present)
     return list(slots.values())
 
 
@@ -136,6 +142,18 @@ def _add_packed(
         slots[id(module), key] = Slot(module, key, number, tuple(view.shape), names)
 
 
+def _add_optional(
+    slots: dict[object, Slot], module: nn.Module, paths: Sequence[str], present: set[str]
+) -> None:
+    """Buffers that keep what they have where a checkpoint doesn't fill them."""
+    keys: tuple[str, ...] = getattr(module, "optional_tensors", ())
+    for key in keys:
+        names = [_join(path, key) for path in paths]
+        if hasattr(module, key) and not present.isdisjoint(names):
+            shape = tuple(getattr(module, key).shape)
+            slots[module, key] = Slot(module, key, None, shape, names, broadcasts=True)
+
+
 def _share_present(layout: _Layout, parents: Sequence[str], present: set[str]) -> float:
     found = sum(any(_join(parent, key) in present for parent in parents) for key in layout)
     return found / max(len(layout), 1)
@@ -153,9 +171,8 @@ def _check_covers(module: nn.Module, layout: _Layout) -> None:
 def _own_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """The parameters of a module, its children's left out, and the buffers that are saved."""
     yield from module.named_parameters(recurse=False)
-    for key, buffer in module.named_buffers(recurse=False):
-        if key not in module._non_persistent_buffers_set:
-            yield key, buffer
+    buffers = module.named_buffers(recurse=False)
+    yield from (b for b in buffers if b[0] not in module._non_persistent_buffers_set)
 
 
 def _join(path: str, key: str) -> str:
@@ -179,7 +196,7 @@ def _check(
         "misshapen": [
             f"{name} is {list(tensors[name].shape)}, should be {list(slot.shape)}"
             for name, slot in used.items()
-            if tensors[name].shape != slot.shape
+            if not slot.takes(tensors[name].shape)
         ],
         "of a dtype that can't be loaded": [
             f"{name} is {tensors[name].dtype}, should be one of {', '.join(DTYPES)}"

@@ -67,7 +67,7 @@ class Attention(TokenCached):
     `rope=None` there are no positions.
 
     With the `kv_cache_dtype` `fp8_e4m3` they lie so too, in a byte each, divided by a scale
-    of each key head, `k_scale` and `v_scale`, which are 1 if nobody sets them. With `int8`
+    of each key head, `k_scale` and `v_scale`, which are 1 if the checkpoint has none. With `int8`
     there are `k`, `v`, and a scale of each token and head, `k_scale` and `v_scale` in the
     page. New tokens are quantised once, when they are written, and always read back.
 
@@ -77,6 +77,7 @@ class Attention(TokenCached):
     """
 
     mixer = "attention"
+    optional_tensors = ("k_scale", "v_scale")
     k_scale: Float32[Tensor, " kv_heads"]
     v_scale: Float32[Tensor, " kv_heads"]
 

@@ -39,12 +39,20 @@ class Held:
         more = self.missing(num_tokens, stop)
         self.begun = [begun + count for begun, count in zip(self.begun, more, strict=True)]
 
-    def released(self, g: int) -> int:
+    def released(self, g: int, committed: int | None = None) -> int:
         """Pages in front of which no token that is still to come sees anything."""
         group = self.groups[g]
         if group.window is None or group.page_size is None:
             return 0
-        return least_seen(group.window, self.committed) // group.page_size
+        position = self.committed if committed is None else committed
+        return least_seen(group.window, position) // group.page_size
+
+    def releases_at(self, committed: int) -> bool:
+        """Whether the last of so many tokens leaves a page behind in some group."""
+        return any(
+            self.released(g, committed) > self.released(g, committed - 1)
+            for g in range(len(self.groups))
+        )
 
     def held(self, g: int) -> int:
         return self.begun[g] - self.released(g)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hybridrt.cache.pool import Pool
-from hybridrt.cache.spec import ALIGNMENT, CacheSpec, State, align
+from hybridrt.cache.spec import ALIGNMENT, CacheSpec, State, Window, align
 from tests.cache.stand_ins import CPU, attention, plan_of, recurrent
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.uint8)
@@ -22,6 +22,23 @@ specs = st.builds(CacheSpec, kind=st.just("state"), states=st.lists(states, min_
 
 def test_align_rounds_up_to_16_bytes() -> None:
     assert [align(n) for n in (0, 1, 15, 16, 17, 32)] == [0, 16, 16, 16, 32, 32]
+
+
+@given(st.integers(1, 40), st.integers(0, 200), st.booleans())
+@settings(max_examples=80, deadline=None, derandomize=True)
+def test_a_token_sees_those_of_its_window_or_of_its_chunk(
+    size: int, position: int, chunked: bool
+) -> None:
+    window = Window(size, chunked)
+    seen = [
+        token
+        for token in range(position + 1)
+        if (token // size == position // size if chunked else position - token < size)
+    ]
+    assert window.first_visible(position) == seen[0] and len(seen) <= size
+    assert window.first_visible(position) <= window.first_visible(position + 1)
+    later = (p for p in range(position, position + 2 * size) if window.first_visible(p) > position)
+    assert window.unseen_from(position) == next(later)
 
 
 @given(specs)

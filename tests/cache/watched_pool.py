@@ -11,21 +11,23 @@ from tests.cache.stand_ins import CPU
 
 
 class WatchedPool(Pool):
-    """Freed pages are poisoned. A page that is handed out has no bytes of another's."""
+    """Freed pages are poisoned, and stay so. None that is handed out has bytes of another's."""
 
     def __init__(self, plan: CachePlan) -> None:
         super().__init__(plan, CPU, poison_freed_pages=True)
         self.flat = self.bytes.numpy().reshape(-1)
-        self._ever_held = np.zeros(len(self.flat), bool)
+        self._held = np.zeros(len(self.flat), bool)
+        self._if_free = np.zeros(len(self.flat), np.uint8)
 
     def allocate(self, counts: Sequence[int]) -> list[list[PhysicalId]]:
         pages = super().allocate(counts)
         for g, fresh in enumerate(pages):
             for page in fresh:
                 span = self.span(g, page)
-                expected = np.where(self._ever_held[span], POISON, 0)
-                assert (self.flat[span] == expected).all(), "a page holds what another left"
-                self._ever_held[span] = True
+                assert not self._held[span].any(), "a page has bytes of another"
+                assert (self.flat[span] == self._if_free[span]).all(), "it holds what another left"
+                self._held[span] = True
+                self._if_free[span] = POISON
         return pages
 
     def release(self, group: int, pages: Iterable[PhysicalId]) -> None:
@@ -33,7 +35,13 @@ class WatchedPool(Pool):
         super().release(group, pages)
         for page in pages:
             if not self.allocator.references(group, page):
-                assert (self.flat[self.span(group, page)] == POISON).all()
+                span = self.span(group, page)
+                assert (self.flat[span] == POISON).all()
+                self._held[span] = False
+
+    def assert_nobody_writes_into_free_pages(self) -> None:
+        """What is free holds zeros if it was never held, and poison if it was."""
+        assert (self._held | (self.flat == self._if_free)).all()
 
     def span(self, group: int, page: PhysicalId) -> slice:
         """The bytes of a page."""

@@ -134,6 +134,7 @@ class PageReader:
             finished = self.scheduler.commit(rows, tokens)
             assert all(sequence.finish_reason for sequence in finished)
         self.check_everyone()
+        self.pool.assert_nobody_writes_into_free_pages()
         return rows
 
     def check_everyone(self) -> None:

@@ -5,8 +5,8 @@ everything that a live sequence could still see is read again at every step.
 """
 
 import random
-import re
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import settings
@@ -33,17 +33,9 @@ LONGEST = 60
 
 
 def tight_plan(layers: list[StandIn], page_size: int, block: int, factor: float) -> CachePlan:
-    """A plan in `factor` times the least memory that holds a sequence of `LONGEST` tokens."""
-    options = {"page_size": page_size, "kernel_block_size": block}
-    try:
-        plan = plan_of(layers, 1, **options)
-    except ValueError as refusal:
-        memory = int(re.findall(r"take (\d+) bytes", str(refusal))[0])
-        plan = plan_of(layers, memory, **options)
-    while (plan.longest_sequence() or LONGEST) < LONGEST:
-        memory += max(16, memory // 16)
-        plan = plan_of(layers, memory, **options)
-    return plan_of(layers, int(memory * factor), **options)
+    """A plan with `factor` times the slabs that a sequence of `LONGEST` tokens takes."""
+    plan = plan_of(layers, 2**17, page_size=page_size, kernel_block_size=block)
+    return replace(plan, num_slabs=int(plan.slabs_for(LONGEST) * factor))
 
 
 @st.composite

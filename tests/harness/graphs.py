@@ -3,10 +3,14 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import pytest
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._higher_order_ops.auto_functionalize import auto_functionalized_v2
+
+QUIET = pytest.mark.filterwarnings("ignore:Guards may run slower")
+"""For tests that compile: torch says so on Python 3.13.0."""
 
 
 class Graphs:

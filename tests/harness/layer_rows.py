@@ -70,6 +70,7 @@ class SharedPair(CachedLayer):
         """The pages are the source's, and none of this layer's own."""
 
     def bind_kv_cache(self, pages: Tensor) -> None:
+        self.source.name = self.name
         self.source.bind_kv_cache(pages)
 
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:

@@ -16,7 +16,7 @@ from hybridrt.kernels.moe import stacked_moe_experts
 from hybridrt.kernels.ssd import ssd
 from tests.harness.batches import STATES, Row, make_batch
 from tests.harness.bench import Bench, Setting, random_tokens
-from tests.harness.graphs import Graphs, calls, writes
+from tests.harness.graphs import QUIET, Graphs, calls, writes
 from tests.harness.layer_rows import BY_REASON
 
 WRITTEN: dict[str, set[str]] = {
@@ -124,6 +124,7 @@ def test_the_op_of_experts_passes_them_too() -> None:
     _check(op, args)
 
 
+@QUIET
 def test_a_cache_that_nobody_bound_goes_into_a_graph_as_it_is() -> None:
     batch = make_batch([Row(3, 1, page=1), Row(4, 1, page=0)], num_decodes=2)
     x, B, dt, A = torch.randn(2, 4, 6), torch.randn(2, 2, 5), torch.rand(2, 4), -torch.rand(4)

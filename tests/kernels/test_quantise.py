@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from hybridrt.kernels.mla_attention import mla_attention
 from hybridrt.kernels.paged_attention import paged_attention
 from hybridrt.kernels.quantise import (
     E4M3_LARGEST,
@@ -167,3 +168,34 @@ def test_attention_reads_what_was_quantised(
     bound = v_error.max() + (torch.exp(2 * off) - 1) * v.nan_to_num().abs().max()
     assert (out - case.attend(k, v)).abs().max() <= bound
     assert bound < v.nan_to_num().abs().max() / 2, "a bound that says something"
+
+
+@pytest.mark.parametrize("rank", [12, GROUP + 8])
+@pytest.mark.parametrize("lengths", [Ragged(((9, 1), (21, 1), (0, 13), (6, 2)), 2)], ids=["mixed"])
+def test_latents_are_read_as_they_were_quantised(device: str, rank: int, lengths: Ragged) -> None:
+    draw = torch.Generator().manual_seed(rank)
+    rows, blocks = draw_tables(lengths, BLOCK, 3, draw)
+    batch = make_batch(rows, num_decodes=2, device=device, block_size=BLOCK)
+    places = [(row, *divmod(t, BLOCK)) for row in rows for t in range(row.seq_len)]
+    slots = torch.tensor(
+        [row.block(block) * BLOCK + offset for row, block, offset in places], device=device
+    )
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=draw).to(device)
+
+    def written(x: Tensor) -> Tensor:
+        pages = _pages(blocks, 1, x.shape[-1], x.dtype, device)[:, 0]
+        write_pages(x, pages, slots)
+        return pages
+
+    c_kv, k_pe = normal(len(slots), rank), normal(len(slots), 4).bfloat16()
+    stored, scale = quantise_e4m3_groups(c_kv)
+    back = dequantise_groups(stored, scale, torch.float32)
+    tokens = lengths.num_tokens
+    queries = (normal(tokens, HEADS, DIM_K), normal(tokens, HEADS, 4))
+    weights = [normal(HEADS, dim, rank) / rank**0.5 for dim in (DIM_K, DIM_V)]
+    others = (*weights, batch.token_pages(TOKENS), batch, SCALE)
+    out = mla_attention(*queries, written(stored), written(k_pe), *others, written(scale))
+    expected = mla_attention(*queries, written(back), written(k_pe.float()), *others)
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)

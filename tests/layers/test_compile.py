@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from tests.harness.bench import Bench, Setting, random_tokens
-from tests.harness.graphs import Graphs, calls, comes_from, op_of, writes
+from tests.harness.graphs import QUIET, Graphs, calls, comes_from, op_of, writes
 from tests.harness.layer_rows import BY_REASON, LAYERS, LayerRow
+
+pytestmark = QUIET
 
 CONTEXTS = {"a": 5, "b": 6}  # tokens of each sequence before it decodes
 STEPS = 3

@@ -9,7 +9,9 @@ from torch import Tensor
 from hybridrt import SamplingParams
 from hybridrt.kernels import linear
 from tests.harness.engines import open_llm
-from tests.harness.graphs import Graphs
+from tests.harness.graphs import QUIET, Graphs
+
+pytestmark = QUIET
 
 PROMPTS = ([1] * 5, [2] * 7)
 PARAMS = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, logprobs=0)

@@ -37,6 +37,10 @@ ROWS = [
     "hybrid_stack-latent-attention-of-unlike-geometries",
     "hybrid_stack-mamba1-of-unlike-geometries",
     "hybrid_stack-mamba2-of-unlike-geometries",
+    "hybrid_stack-states-of-unlike-geometries",
+    "hybrid_stack-sliding-windows",
+    "hybrid_stack-shared-caches",
+    "hybrid_stack-every-kind-of-cache",
 ]
 
 
