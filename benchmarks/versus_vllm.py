@@ -41,7 +41,8 @@ Row = dict[str, Any]
 
 CAPACITY = {"cache_memory": "8GiB", "max_num_seqs": 1024, "enable_prefix_caching": False}
 HOST = {"cache_memory": "60GiB", "max_num_seqs": 256, "max_num_batched_tokens": 16384}
-FLAT = {"max_num_seqs": 16, "max_num_batched_tokens": 16384, "concurrency": 16}
+FLAT = {"cache_memory": "60GiB", "max_num_seqs": 16, "concurrency": 16}
+FLAT |= {"requests": 20_000, "memories": ["8GiB", "60GiB", "480GiB"]}
 
 
 def rows_of(geometry: str, test: str, traces: Path) -> Iterator[Row]:
@@ -63,9 +64,7 @@ def rows_of(geometry: str, test: str, traces: Path) -> Iterator[Row]:
             run = {**job, "what": "replay", "trace": trace, **HOST, "concurrency": concurrency}
             yield row | {"concurrency": concurrency, "job": run}
     else:
-        for memory, requests in (("60GiB", 20_000), ("8GiB", 2_000), ("480GiB", 2_000)):
-            run = {**job, "what": "flat", "cache_memory": memory, "requests": requests, **FLAT}
-            yield row | {"memory": memory, "requests": requests, "job": run}
+        yield row | {"job": {**job, "what": "flat", **FLAT}}
 
 
 def measure(row: Row, ours: Worker, theirs: Worker, repeats: int) -> Row:

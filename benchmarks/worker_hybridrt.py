@@ -62,18 +62,27 @@ def replay_of(job: Job) -> Answer:
 
 
 def flat_of(job: Job) -> Answer:
-    """A long run of equal requests: time of the thread per step, by tenth of the run."""
-    config = _config(job)
-    requests = list(_equal_requests(job["requests"]))
-    cache_plan = make_plan(Path(job["geometry"]), config)
-    run = replay(cache_plan, config, requests, job["concurrency"])
-    tenths = np.array_split(np.array(run.cpu_seconds), TENTHS)
-    return {
-        "num_slabs": cache_plan.num_slabs,
-        "steps": len(run.running),
-        "cpu_us_by_tenth": [round(1e6 * float(np.median(part)), 1) for part in tenths],
-        "cpu_us_per_step": round(1e6 * float(np.median(run.cpu_seconds)), 1),
+    """Time of the thread per step: by tenth of a long run, and by size of the pool."""
+    seconds = _seconds_of_steps(job, job["cache_memory"], job["requests"])
+    by_memory = {
+        memory: _seconds_of_steps(job, memory, job["requests"] // TENTHS)
+        for memory in job["memories"]
     }
+    return {
+        "cpu_us_by_tenth": [_median_us(part) for part in np.array_split(seconds, TENTHS)],
+        "cpu_us_by_memory": {memory: _median_us(part) for memory, part in by_memory.items()},
+    }
+
+
+def _seconds_of_steps(job: Job, memory: str, num_requests: int) -> np.ndarray:
+    config = _config({**job, "cache_memory": memory})
+    cache_plan = make_plan(Path(job["geometry"]), config)
+    requests = list(_equal_requests(num_requests))
+    return np.array(replay(cache_plan, config, requests, job["concurrency"]).cpu_seconds)
+
+
+def _median_us(seconds: np.ndarray) -> float:
+    return round(1e6 * float(np.median(seconds)), 1)
 
 
 def _equal_requests(count: int) -> Iterator[TraceRequest]:

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.box import MARKDOWN
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -83,22 +82,23 @@ def engine_match(llm: LLM, prompts: Iterable[Recall]) -> tuple[list[Result], flo
 
 def by_engine_options(
     directory: Path, prompts: list[Recall], choices: Mapping[str, Sequence[Any]]
-) -> Table:
-    """Exact answers per kind for every combination of these options of `LLM`."""
-    table = Table(*choices, *(f"asks {kind}" for kind in KINDS), "mean logprob", box=MARKDOWN)
+) -> str:
+    """Markdown: exact answers per kind for every combination of these options of `LLM`."""
+    heads = [*choices, *(f"asks {kind}" for kind in KINDS), "mean logprob"]
+    lines = [heads, ["---"] * len(heads)]
     for values in product(*choices.values()):
-        names = map(str, values)
+        names = [*map(str, values)]
         try:
             # One sequence at a time, so that all prompts are cut alike.
             options = dict(zip(choices, values, strict=True))
             llm = LLM(directory, device="cpu", max_num_seqs=1, **options)
         except ValueError as error:
-            table.add_row(*names, f"refused: {error}")
+            lines.append([*names, f"refused: {error}"])
             continue
-        results, logprob = engine_match(llm, track(prompts, ", ".join(map(str, values))))
+        results, logprob = engine_match(llm, track(prompts, ", ".join(names)))
         shares = (_share([ok for recall, ok in results if recall.kind == kind]) for kind in KINDS)
-        table.add_row(*names, *shares, f"{logprob:.5f}")
-    return table
+        lines.append([*names, *shares, f"{logprob:.5f}"])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def load(directory: Path) -> DenseStack:
@@ -163,7 +163,7 @@ def main() -> None:
     }
     choices = {name: values for name, values in named.items() if values}
     if choices:
-        console.print(by_engine_options(arguments.directory, prompts, choices))
+        print(by_engine_options(arguments.directory, prompts, choices))
         return
     model = load(arguments.directory)
     console.print(by_distance(exact_match(model, track(prompts, "asking"))))

@@ -187,15 +187,16 @@ class Engine:
                 self._scheduler.adopt(sequence)
 
     def _commit(self, rows: Rows[Row], results: Rows[RowResult]) -> list[RequestOutput]:
-        touched: dict[str, None] = {}
+        sampled: list[Sequence] = []
         for row, result in zip(rows, results, strict=True):
             if row.sequence.prompt_logprobs is not None:
                 row.sequence.prompt_logprobs.extend(result.prompt_logprobs)
             if result.token is not None:
                 self._note_token(row.sequence, result)
-                touched[row.sequence.request.request_id] = None
+                sampled.append(row.sequence)
         self._scheduler.commit(rows, [result.token for result in results])
-        self._switch_rope(rows)
+        self._switch_rope(sampled)
+        touched = dict.fromkeys(sequence.request.request_id for sequence in sampled)
         return [self._output(request_id) for request_id in touched]
 
     def _note_token(self, sequence: Sequence, result: RowResult) -> None:
@@ -207,14 +208,11 @@ class Engine:
             sequence.logprobs.append(result.logprobs)
             sequence.cumulative_logprob += result.logprobs[result.token].logprob
 
-    def _switch_rope(self, rows: Iterable[Row]) -> None:
+    def _switch_rope(self, sampled: Iterable[Sequence]) -> None:
         """Lets sequences start over for which other rotary frequencies hold from here on."""
         switch = self.model.rope_switch_length
-        if switch is None:
-            return
-        for sequence, _, stop in rows:
-            has_passed = stop == switch == len(sequence.token_ids) - 1
-            if has_passed and sequence.finish_reason is None:
+        for sequence in sampled if switch is not None else ():
+            if sequence.finish_reason is None and len(sequence.token_ids) - 1 == switch:
                 self._scheduler.preempt(sequence)
 
     def _output(self, request_id: str) -> RequestOutput:

@@ -93,18 +93,18 @@ def test_a_special_token_is_text_only_when_asked_for() -> None:
 
 def test_an_output_that_runs_shows_no_text_that_may_yet_be_taken_back() -> None:
     s = sequence(stop="cat")
-    s.append(ord("a"), ())
-    s.append(ord("c"), ())
+    s.append(ord("a"))
+    s.append(ord("c"))
     assert s.output().text == "a" and not s.output().finished
-    s.append(ord("o"), ())
+    s.append(ord("o"))
     assert s.output().text == "aco"
 
 
 def test_outputs_are_values_that_pickle_and_do_not_change_later() -> None:
     s = sequence(logprobs=1)
-    s.append(ord("a"), ())
+    s.append(ord("a"))
     output = s.output()
-    s.append(ord("b"), ())
+    s.append(ord("b"))
     assert output.token_ids == [ord("a")] and output.text == "a"
     assert pickle.loads(pickle.dumps(output)) == output
     assert dataclasses.asdict(output)["index"] == 0

@@ -64,12 +64,12 @@ def decode_places(
 ) -> Places:
     """What the decode rows of a batch see. The new token is the last of it."""
     rows = batch.num_decodes
-    host = batch.context_lens[:rows]
     if reach.window is None:  # the plain case in fewer steps: a table begins with token 0
-        count, common = int(host.max()) + 1, (0, int(host.min()) + 1)
+        lens = batch.context_lens.numpy()[:rows]
+        count, common = int(lens.max()) + 1, (0, int(lens.min()) + 1)
         valid = torch.arange(count, device=batch.seq_lens.device) < batch.seq_lens[:rows, None]
     else:
-        first, stop = _seen(host, block_size, reach)
+        first, stop = _seen(batch.context_lens[:rows], block_size, reach)
         count, common = int(stop.max()), (int(first.max()), int(stop.min()))
         if pages.page_table.is_cuda:
             first, stop = _seen(batch.seq_lens[:rows] - 1, block_size, reach)
