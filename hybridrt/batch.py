@@ -58,11 +58,6 @@ class Rows:
         return self.query_lens.shape[0]
 
     @property
-    def longest_decode(self) -> int:
-        """Tokens of the longest sequence among the decode rows, its new one included."""
-        return int(self.context_lens.numpy()[: self.num_decodes].max()) + 1
-
-    @property
     def prefills(self) -> list["Prefill"]:
         """The prefill rows with their ranges of tokens."""
         n = self.num_decodes

@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import typer
 from typer.testing import CliRunner
 
 from hybridrt.cli.app import app
+from hybridrt.kernels import op
 from hybridrt.models import hybrid_stack, known_model_types
 from tests.harness.threads import one_thread
 
@@ -89,8 +91,11 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     monkeypatch.setattr(hybrid_stack, "LAYER_TYPES", dict(hybrid_stack.LAYER_TYPES))
     modules = set(sys.modules)
     known_model_types.cache_clear()
+    library = torch.library.Library("hybridrt", "FRAGMENT")  # for the ops that a page adds
+    monkeypatch.setattr(op, "LIBRARY", library)
     with one_thread():
         yield tmp_path
+    library._destroy()
     known_model_types.cache_clear()
     for name in set(sys.modules) - modules:
         if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):

@@ -79,8 +79,8 @@ class Group:
         return Need(self.parts * self.page_bytes, 1, (split,))
 
 
-def pool_of(groups: Sequence[Group], num_slabs: int, *, poison: bool = True) -> Pool:
-    """A pool of `num_slabs` slabs for any number of groups."""
+def plan_for(groups: Sequence[Group], num_slabs: int) -> CachePlan:
+    """A plan of `num_slabs` slabs for any number of groups."""
     cut = find_cuts([group.need for group in groups], 2**20)
     plans = tuple(
         GroupPlan(
@@ -98,4 +98,9 @@ def pool_of(groups: Sequence[Group], num_slabs: int, *, poison: bool = True) -> 
         )
         for index, (group, count) in enumerate(zip(groups, cut.counts, strict=True))
     )
-    return Pool(CachePlan(cut.slab_bytes, num_slabs, plans, ()), CPU, poison_freed_pages=poison)
+    return CachePlan(cut.slab_bytes, num_slabs, plans, ())
+
+
+def pool_of(groups: Sequence[Group], num_slabs: int, *, poison: bool = True) -> Pool:
+    """A pool of `num_slabs` slabs for any number of groups."""
+    return Pool(plan_for(groups, num_slabs), CPU, poison_freed_pages=poison)

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from hybridrt.cache.page_table import PhysicalId
-from hybridrt.cache.pool import POISON
 from hybridrt.cache.sequence_pages import SequencePages
 from hybridrt.cache.slabs import OutOfPages
 from hybridrt.cache.spec import Window
 from tests.cache.pages_model import Held
-from tests.cache.stand_ins import Group, pool_of
+from tests.cache.stand_ins import Group, plan_for
 from tests.cache.test_slabs import entries
+from tests.cache.watched_pool import WatchedPool
 
 GROUPS = st.sampled_from(
     [
@@ -58,12 +58,10 @@ class PagesMachine(RuleBasedStateMachine):
         num_slabs=st.sampled_from([1, 3, 6, 20, 60]),
     )
     def start(self, groups: list[Group], num_slabs: int) -> None:
-        self.pool = pool_of(groups, num_slabs)
+        self.pool = WatchedPool(plan_for(groups, num_slabs))
         self.pages = SequencePages(self.pool)
         self.groups = self.pool.plan.groups
         self.empty_size = entries(self.pool.allocator)
-        self.bytes = self.pool.bytes.numpy().reshape(-1)
-        self.used = np.zeros(len(self.bytes), bool)
 
     @rule(num_tokens=NUM_TOKENS, stop=STOP)
     def admit(self, num_tokens: int, stop: int | None) -> None:
@@ -207,6 +205,8 @@ class PagesMachine(RuleBasedStateMachine):
         assert not ranges or 0 <= ranges[0][0] <= ranges[-1][1] <= self.pool.plan.pool_bytes
         for (g, page), mark in self.marks.items():
             assert (self.bytes_of(g, page) == mark).all()
+        if hasattr(self, "pool"):
+            self.pool.assert_nobody_writes_into_free_pages()
 
     @invariant()
     def free_and_live_pages_are_the_pool_and_structures_stay_bounded(self) -> None:
@@ -257,24 +257,20 @@ class PagesMachine(RuleBasedStateMachine):
         return slabs
 
     def mark_fresh(self, name: str) -> None:
-        """Paints the pages that a sequence got just now: zeros, or poison where one was freed."""
+        """Paints the pages that a sequence got just now."""
         for g, page in self.pages_of(name):
             if (g, page) not in self.marks:
-                expected = np.where(self.span(self.used, g, page), POISON, 0)
-                assert (self.bytes_of(g, page) == expected).all()
                 self.mark(g, page)
 
     def mark(self, g: int, page: PhysicalId) -> None:
         self.marks[g, page] = 1 + (sum(self.marks.values()) + len(self.marks)) % 250
         self.bytes_of(g, page)[:] = self.marks[g, page]
-        self.span(self.used, g, page)[:] = True
 
     def forget(self, pages: set[tuple[int, PhysicalId]]) -> None:
-        """Pages that one holder gave back: poison, unless another has them still."""
+        """Forgets pages that one holder gave back, unless another has them still."""
         others = {page for name in self.live for page in self.pages_of(name)}
-        for g, page in pages - others:
-            del self.marks[g, page]
-            assert (self.bytes_of(g, page) == POISON).all()
+        for page in pages - others:
+            del self.marks[page]
 
     def pages_of(self, name: str) -> Iterator[tuple[int, PhysicalId]]:
         for g, table in enumerate(self.pages.tables(name)):
@@ -286,11 +282,7 @@ class PagesMachine(RuleBasedStateMachine):
             yield one.physical_ids, other.physical_ids
 
     def bytes_of(self, g: int, page: PhysicalId) -> np.ndarray:
-        return self.span(self.bytes, g, page)
-
-    def span(self, array: np.ndarray, g: int, page: PhysicalId) -> np.ndarray:
-        stride = self.groups[g].page_stride
-        return array[page * stride : (page + 1) * stride]
+        return self.pool.flat[self.pool.span(g, page)]
 
     def fails_without_change(self, call: Callable[[], None], error: type[Exception]) -> None:
         before = self.snapshot()
@@ -303,7 +295,7 @@ class PagesMachine(RuleBasedStateMachine):
         tables = {name: list(self.pages_of(name)) for name in self.pages}
         groups = [repr(vars(group)) for group in allocator._groups]
         whole = (allocator._free_slabs, allocator._references)
-        return repr(whole), groups, tables, self.bytes.tobytes()
+        return repr(whole), groups, tables, self.pool.flat.tobytes()
 
 
 TestPages = PagesMachine.TestCase

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from hybridrt.cache.sequence_pages import SequencePages
 from hybridrt.cache.slabs import OutOfPages
+from hybridrt.cache.spec import Window
 from tests.cache.stand_ins import Group, pool_of
 
 
@@ -93,3 +94,80 @@ def test_a_sequence_is_freed_once() -> None:
     with pytest.raises(KeyError):
         pages.free("a")
     assert pages.can_admit(4)
+
+
+@pytest.mark.parametrize(
+    ("window", "held"),
+    [
+        # Pages of 4 that later tokens see when 0, 1, ... tokens are committed, of 16 in all.
+        (Window(6), [4] * 9 + [3] * 4 + [2] * 4),
+        (Window(1), [4] * 4 + [3] * 4 + [2] * 4 + [1] * 4 + [0]),
+        (Window(6, chunked=True), [4] * 6 + [3] * 6 + [1] * 5),
+        (Window(99), [4] * 17),
+    ],
+)
+def test_a_page_behind_the_window_is_free_as_soon_as_no_later_token_sees_it(
+    window: Window, held: list[int]
+) -> None:
+    pool = pool_of([Group(64, 4, window=window), Group(64, 4)], 8)
+    pages = SequencePages(pool)
+    pages.admit("a", 16)
+    for num_tokens in range(17):
+        pages.commit("a", num_tokens)
+        windowed, full = pages.tables("a")
+        assert (len(windowed), len(full)) == (held[num_tokens], 4)
+        assert windowed.num_released == 4 - held[num_tokens]
+        assert pool.allocator.num_live_pages(0) == held[num_tokens]
+        assert pages.capacity("a") == 16
+
+
+def test_a_long_prompt_takes_window_pages_only_as_far_as_its_first_step() -> None:
+    pages = SequencePages(pool_of([Group(64, 4, window=Window(6)), Group(64, 4)], 14))
+    assert not pages.can_admit(40)
+    pages.admit("a", 40, stop=8)
+    assert [len(table) for table in pages.tables("a")] == [2, 10]
+    assert pages.capacity("a") == 8
+    for stop in range(16, 41, 8):
+        pages.commit("a", stop - 8)
+        pages.extend("a", 40, stop)
+        assert [len(table) for table in pages.tables("a")][1] == 10
+        assert len(pages.tables("a")[0]) <= 4 and pages.capacity("a") == stop
+
+
+def test_a_fork_shares_full_pages_and_copies_what_will_change() -> None:
+    groups = [Group(64, 4), Group(64, 4, window=Window(6)), Group(32, parts=2)]
+    pool = pool_of(groups, 20)
+    pages = SequencePages(pool)
+    pages.admit("a", 20)
+    pool.bytes[:] = 1
+    pages.commit("a", 14)
+    pages.fork("a", "b")
+    full, windowed, states = zip(pages.tables("a"), pages.tables("b"), strict=True)
+    assert full[0].physical_ids[:3] == full[1].physical_ids[:3]
+    assert full[0].physical_ids[3] != full[1].physical_ids[3] and len(full[1]) == 4
+    assert windowed[0].num_released == windowed[1].num_released == 2
+    assert windowed[0].physical_ids[0] == windowed[1].physical_ids[0]
+    assert windowed[0].physical_ids[1] != windowed[1].physical_ids[1] and len(windowed[1]) == 2
+    assert not {*states[0].physical_ids} & {*states[1].physical_ids} and len(states[1]) == 2
+    assert (pool.blocks(pool.plan.groups[2])[states[1].kernel_ids.array] == 1).all()
+    assert pages.capacity("b") == 16 and pages.num_committed("b") == 14
+    pages.free("a")
+    assert [pool.allocator.references(0, page) for page in full[1].physical_ids] == [1] * 4
+
+
+def test_a_fork_of_what_is_not_committed_begins_with_nothing() -> None:
+    pages = SequencePages(pool_of([Group(64, 4), Group(32)], 20))
+    pages.admit("a", 20)
+    pages.fork("a", "b")
+    assert ids(pages, "b") == [[], []] and pages.capacity("b") == 0
+    pages.extend("b", 3)
+    assert [len(table) for table in pages.tables("b")] == [1, 1]
+
+
+def test_a_sequence_from_elsewhere_gets_pages_for_what_later_tokens_see() -> None:
+    groups = [Group(64, 4), Group(64, 4, window=Window(6)), Group(32, parts=2)]
+    pages = SequencePages(pool_of(groups, 20))
+    pages.resume("a", 14)
+    assert [len(table) for table in pages.tables("a")] == [4, 2, 2]
+    assert [table.num_released for table in pages.tables("a")] == [0, 2, 0]
+    assert (pages.num_committed("a"), pages.capacity("a")) == (14, 16)

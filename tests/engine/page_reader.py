@@ -114,7 +114,7 @@ class PageReader:
         committed = self.pages.num_committed(parent.sequence_id)
         child = self._sequence(name, [*parent.token_ids[:committed], *more], max_tokens)
         child.num_computed = committed
-        self.scheduler._running[name] = child  # no request asks the scheduler for it yet
+        self.scheduler.adopt(child)
         return child
 
     def step(self, *, fails: bool = False) -> list[Row]:

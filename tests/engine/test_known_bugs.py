@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 from hybridrt import LLM, SamplingParams
 from hybridrt.batch import ForwardBatch, StatePages, TokenPages
@@ -108,6 +109,14 @@ def converted(batch: ForwardBatch, convert: Any) -> ForwardBatch:
 def as_on_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What looks at the device of a tensor sees CUDA."""
     monkeypatch.setattr(Tensor, "is_cuda", property(lambda tensor: True), raising=False)
+    # What is the host's stays real, and may be read.
+    read = Tensor.numpy
+
+    def numpy(tensor: Tensor) -> np.ndarray:
+        with _disable_current_modes():
+            return read(tensor)
+
+    monkeypatch.setattr(Tensor, "numpy", numpy)
     # Weights are packed for a CPU alone.
     monkeypatch.setattr("hybridrt.kernels.linear._has_onednn", lambda: False)
     yield
