@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -20,9 +20,9 @@ CPU = torch.device("cpu")
 class StandIn:
     """What the planner asks of a layer, and no more."""
 
-    mixer: ClassVar[str] = "stand-in"
     cache_spec: CacheSpec
     kernel_block_sizes: tuple[int, ...] | None = None  # that its kernels take; None: any
+    mixer: str = "stand-in"
 
     def supports_kernel_block_size(self, tokens: int) -> bool:
         return self.kernel_block_sizes is None or tokens in self.kernel_block_sizes

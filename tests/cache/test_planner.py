@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from tests.cache.stand_ins import CPU, StandIn, attention, plan_of, recurrent
 MIB = 2**20
 
 
-def sizes_of(layers: Sequence[StandIn], **options: int) -> list[int]:
+def sizes_of(layers: Sequence[StandIn], **options: Any) -> list[int]:
     """Tokens of a kernel block of each layer."""
     named = {f"layer.{i}": layer for i, layer in enumerate(layers)}
     sizes = choose_kernel_block_sizes(named, EngineConfig(model="stand-in", **options))

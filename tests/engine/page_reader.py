@@ -7,6 +7,7 @@ written too late is found at once, and so is a state of another position.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -83,9 +84,10 @@ class PageReader:
     """An engine whose model reads the history of every sequence at every step."""
 
     def __init__(
-        self, plan: CachePlan, layers: Sequence[StandIn] | None = None, **options: int
+        self, plan: CachePlan, layers: Sequence[StandIn] | None = None, **options: Any
     ) -> None:
-        self.config = EngineConfig(model="page reader", **options)
+        page_size = next((group.page_size for group in plan.groups if group.page_size), 1)
+        self.config = EngineConfig(model="page reader", page_size=page_size, **options)
         self.pool = WatchedPool(plan)
         self.pages = SequencePages(self.pool)
         self.scheduler = Scheduler(self.config, self.pages)

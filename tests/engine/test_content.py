@@ -7,6 +7,7 @@ everything that a live sequence could still see is read again at every step.
 import random
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -47,7 +48,7 @@ def readers(draw: st.DrawFn) -> PageReader:
     states = st.builds(lambda n: state_layer(40 * n), spare)
     layers = draw(st.lists(st.one_of(tokens, windows, states), min_size=1, max_size=7))
     plan = tight_plan(layers, page_size, block, draw(st.sampled_from([1.0, 1.3, 2.5, 8.0])))
-    options = {
+    options: dict[str, Any] = {
         "max_num_seqs": draw(st.integers(1, 5)),
         "max_num_batched_tokens": draw(st.sampled_from([1, 2, 7, 16, 64])),
     }

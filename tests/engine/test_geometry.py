@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from hybridrt.cache.planner import plan
+from hybridrt.cache.spec import Window
 from hybridrt.config import EngineConfig
 from hybridrt.engine.geometry import load_geometry
 
@@ -38,6 +39,15 @@ def test_values_may_have_another_size_and_tokens_may_come_first(tmp_path):
     geometry = load_geometry(_write(tmp_path, ATTENTION | {"head_dim_v": 4}), config)
     (kv,) = geometry.layers["layers.0"].cache_spec.states
     assert kv.shape == (16, 2, 12)
+
+
+def test_attention_with_a_window_slides_or_goes_by_chunks(tmp_path):
+    config = EngineConfig(model="g")
+    layers = [ATTENTION | {"window": 512}, ATTENTION | {"window": 512, "chunked": True}, ATTENTION]
+    planned = plan(load_geometry(_write(tmp_path, *layers), config).layers, config, 2**24)
+    assert [group.name for group in planned.groups] == ["window-512", "chunk-512", "full"]
+    assert [row.window for row in planned.layers] == [Window(512), Window(512, True), None]
+    assert planned.bytes_for(600) == 64 * (512 + 512 + 600)
 
 
 @pytest.mark.parametrize(
