@@ -14,19 +14,20 @@ from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64
 
 from hybridrt.cache.spec import ALIGNMENT
 
-MOST_LARGEST_PAGES = 12  # more of them gain little: the padding is near its floor before
+MOST_LARGEST_PAGES = 16  # more of them gain little: the padding is near its floor before
 LEAST_SLABS = 32  # fewer make groups wait for each other
-COMBINATIONS = 2048  # of counts tried per number of largest pages, over all groups
-NEAREST = 48  # counts tried for one group
+NEAREST = 48  # counts tried for the smallest page, and half as many for the others
+MULTIPLES = 12  # of a slab that are tried for the sake of third groups and more
 MOST_LARGEST_PAGES_OF_ALL = 32  # where nothing else is good enough
-WANTED_PADDING = 0.005  # what is above it counts double
+WANTED_PADDING = 0.005  # what is above it counts EXCESS times more
+EXCESS = 8
 ACCEPTED_PADDING = 0.03  # beyond it the search goes on with larger slabs and uneven splits
 UNEVEN = 0.005  # what a split may leave free in its pages, while there is a better one
-SPLIT_COST = 0.0002  # of one more page a sequence: about its share of a step's bookkeeping
+SPLIT_COST = 0.00005  # of one more page a sequence: about its share of a step's bookkeeping
 TOO_LARGE = 2**45  # bytes: a common multiple beyond it is of no use
 
 
@@ -100,8 +101,7 @@ def _search(needs: Sequence[Need], memory: int, most_largest: int, uneven: float
     best_cost = float("inf")
     for splits in product(*(_even(need, uneven) for need in needs)):
         for num_largest in range(1, most_largest + 1):
-            counts = _counts([split.page_bytes for split in splits], num_largest)
-            found = _cheapest(needs, splits, counts, memory)
+            found = _cheapest(needs, splits, *_candidates(needs, splits, num_largest), memory)
             if found is not None and found[0] < best_cost:
                 best_cost, best = found
     return best
@@ -113,45 +113,79 @@ def _even(need: Need, uneven: float) -> list[Split]:
     return [s for s in need.splits if s.parts == 1 or s.parts * s.page_bytes <= limit]
 
 
-def _counts(page_bytes: Sequence[int], num_largest: int) -> Int64[np.ndarray, "cuts groups"]:
-    """Pages in a slab of about `num_largest` of the largest, all combinations near it."""
-    largest = max(page_bytes)
-    spread = max(2, min(NEAREST, round(COMBINATIONS ** (1 / max(1, len(page_bytes) - 1)))))
-    options = [_near(num_largest * largest // need, spread) for need in page_bytes]
-    options[page_bytes.index(largest)] = range(num_largest, num_largest + 1)
-    grid = np.meshgrid(*(np.array(option, np.int64) for option in options), indexing="ij")
-    return np.stack([axis.ravel() for axis in grid], axis=1)
+def _candidates(
+    needs: Sequence[Need], splits: Sequence[Split], num_largest: int
+) -> tuple[Int64[np.ndarray, "cuts groups"], Int64[np.ndarray, " cuts"]]:
+    """Slabs of about `num_largest` of the largest pages, and how groups cut them.
+
+    The largest page and the smallest give slabs that both divide: the least for each count
+    near, and if there are more groups, multiples of it. Each of the other groups then takes
+    the most pages that divide such a slab.
+    """
+    pages = [split.page_bytes for split in splits]
+    largest, smallest = pages.index(max(pages)), pages.index(min(pages))
+    near = _near(num_largest * pages[largest] // pages[smallest])
+    others = [g for g in range(len(pages)) if g not in (largest, smallest)]
+    counts = np.ones((len(near), len(pages)), np.int64)
+    counts[:, smallest], counts[:, largest] = near, num_largest
+    unit, least = np.ones(len(near), np.int64), np.zeros(len(near), np.int64)
+    for g in {largest, smallest}:
+        unit = _common_multiple(unit, ALIGNMENT * needs[g].blocks * counts[:, g])
+        least = np.maximum(least, counts[:, g] * pages[g])
+    steps = np.arange(MULTIPLES if others else 1)
+    slab = ((-(-least // unit) + steps[:, None]) * unit).ravel()
+    counts = np.tile(counts, (len(steps), 1))
+    for g in others:
+        counts[:, g] = _most_dividing(slab, pages[g], ALIGNMENT * needs[g].blocks)
+    return counts, slab
 
 
-def _near(count: int, spread: int) -> range:
-    return range(max(1, count - spread + 2), count + 2)
+def _near(count: int) -> Int64[np.ndarray, " counts"]:
+    return np.arange(max(1, count - NEAREST + 2), count + 2)
+
+
+def _common_multiple(
+    a: Int64[np.ndarray, " cuts"], b: Int64[np.ndarray, " cuts"]
+) -> Int64[np.ndarray, " cuts"]:
+    """The least, or `TOO_LARGE` where it is of no use."""
+    factor = a // np.gcd(a, b)
+    return np.where(factor <= TOO_LARGE // b, factor * b, TOO_LARGE)
+
+
+def _most_dividing(
+    slab: Int64[np.ndarray, " cuts"], page_bytes: int, alignment: int
+) -> Int64[np.ndarray, " cuts"]:
+    """For each slab the most pages that can be cut of it evenly; 0: none near fits."""
+    counts = slab[:, None] // page_bytes - np.arange(NEAREST // 2)
+    even = (counts > 0) & (slab[:, None] % (alignment * np.maximum(counts, 1)) == 0)
+    return np.where(even.any(axis=1), counts[np.arange(len(slab)), even.argmax(axis=1)], 0)
 
 
 def _cheapest(
     needs: Sequence[Need],
     splits: Sequence[Split],
     counts: Int64[np.ndarray, "cuts groups"],
+    slab: Int64[np.ndarray, " cuts"],
     memory: int,
 ) -> tuple[float, Cut] | None:
-    """Of these counts those of the least cost, if any leaves a slab for each group.
+    """Of these cuts that of the least cost, if any leaves a slab for each group.
 
     The cost is the share of the pool that is lost to padding, and to slabs that are half
     full: one for each group, if there are several. Padding is certain, and what a slab has
-    free can still be taken, so much of the first is worse than as much of the second. Fewer than `LEAST_SLABS` is worse than
-    any padding, where it can be helped.
+    free can still be taken, so much of the first is worse than as much of the second. Fewer
+    than `LEAST_SLABS` is worse than any padding, where it can be helped.
     """
     groups = len(needs)
-    slab = _slab_bytes(needs, splits, counts)
-    strides = slab[:, None] // counts
+    strides = slab[:, None] // np.maximum(counts, 1)
     held = np.array([split.parts for split in splits]) * strides
     padding = (1 - np.array([need.num_bytes for need in needs]) / held).max(axis=1)
     half_full = groups * slab / (2 * memory) if groups > 1 else 0.0
     num_slabs = memory // slab
-    too_few = np.maximum(0, LEAST_SLABS - num_slabs) / LEAST_SLABS
+    too_few = 10 * np.maximum(0, LEAST_SLABS - num_slabs) / LEAST_SLABS
     split_cost = SPLIT_COST * sum(split.parts - 1 for split in splits)
-    possible = (num_slabs >= _least_slabs(splits, counts)) & (slab < TOO_LARGE)
+    possible = (num_slabs >= _least_slabs(splits, counts)) & _is_cut(counts, slab)
     excess = np.maximum(0, padding - WANTED_PADDING)
-    cost = np.where(possible, padding + excess + half_full + too_few + split_cost, np.inf)
+    cost = np.where(possible, padding + EXCESS * excess + half_full + too_few + split_cost, np.inf)
     i = int(cost.argmin())
     if cost[i] == np.inf:
         return None
@@ -170,23 +204,13 @@ def _least_slabs(
 ) -> Int64[np.ndarray, " cuts"]:
     """Slabs for one page of every part of every group."""
     parts = np.array([split.parts for split in splits])
-    return (-(-parts // counts)).sum(axis=1)
+    return (-(-parts // np.maximum(counts, 1))).sum(axis=1)
 
 
-def _slab_bytes(
-    needs: Sequence[Need], splits: Sequence[Split], counts: Int64[np.ndarray, "cuts groups"]
-) -> Int64[np.ndarray, " cuts"]:
-    """The smallest slab that each row of counts can cut, in multiples of all alignments.
-
-    `TOO_LARGE` or more where no common multiple is of use.
-    """
-    unit = np.ones(len(counts), np.int64)
-    for g, need in enumerate(needs):
-        own = ALIGNMENT * need.blocks * counts[:, g]
-        factor = unit // np.gcd(unit, own)
-        unit = np.where(factor <= TOO_LARGE // own, factor * own, TOO_LARGE)
-    least = (counts * np.array([split.page_bytes for split in splits])).max(axis=1)
-    return -(-least // unit) * unit
+def _is_cut(
+    counts: Int64[np.ndarray, "cuts groups"], slab: Int64[np.ndarray, " cuts"]
+) -> Bool[np.ndarray, " cuts"]:
+    return (slab < TOO_LARGE) & counts.all(axis=1)
 
 
 def _split(layer_bytes: Sequence[int], parts: int) -> Split:
@@ -227,6 +251,7 @@ def _least_memory(needs: Sequence[Need]) -> Iterator[int]:
     """Bytes that one sequence takes, for every split and number of pages that is tried."""
     for splits in product(*(need.splits for need in needs)):
         for num_largest in range(1, MOST_LARGEST_PAGES_OF_ALL + 1):
-            counts = _counts([split.page_bytes for split in splits], num_largest)
-            slab = _slab_bytes(needs, splits, counts)
-            yield int((slab * _least_slabs(splits, counts)).min())
+            counts, slab = _candidates(needs, splits, num_largest)
+            memory = (slab * _least_slabs(splits, counts))[_is_cut(counts, slab)]
+            if len(memory):
+                yield int(memory.min())

@@ -130,7 +130,8 @@ def _print_json(
             "num_tokens": look.num_tokens,
             "page_ids": look.page_ids,
             "layers": [
-                use.data() | {"bytes_used": use.layer.bytes_for(look.num_tokens)} for use in look.uses
+                use.data() | {"bytes_used": use.layer.bytes_for(look.num_tokens)}
+                for use in look.uses
             ],
         }
     print_json(data)

@@ -3,7 +3,8 @@
 First come, first served. Running sequences go before waiting ones; a sequence is
 admitted when there is room for all the tokens it has, and when a running one finds no
 room for its next token, the last admitted gives its pages back and waits, to be
-computed again from its tokens.
+computed again from its tokens. One that had to give way to itself needs the whole pool:
+from then on it runs alone, and grows by a page at a time as the plan counts it.
 """
 
 from collections import OrderedDict
@@ -43,8 +44,10 @@ class Scheduler:
     def __init__(self, config: EngineConfig, pages: SequencePages) -> None:
         self._config = config
         self._pages = pages
+        self._page_size = config.page_size
         self._waiting: OrderedDict[str, Sequence] = OrderedDict()
         self._running: dict[str, Sequence] = {}
+        self._cramped: set[str] = set()  # those that found no room though they ran alone
 
     @property
     def num_waiting(self) -> int:
@@ -73,7 +76,7 @@ class Scheduler:
         """The rows of the next step, decodes first. Empty only if nothing is unfinished."""
         num_running = len(self._running)
         rows = self._continue_running()
-        if self._waiting and len(self._running) == num_running:  # nobody had to give way
+        if self._waiting and (len(self._running) == num_running or not rows):  # none gave way
             rows += self._admit_waiting(sum(row.num_tokens for row in rows))
         decodes = [row for row in rows if row.is_decode]
         if len(decodes) == len(rows):
@@ -98,6 +101,7 @@ class Scheduler:
 
     def remove(self, sequence: Sequence) -> None:
         """Takes out a sequence, finished or not, and frees its pages."""
+        self._cramped.discard(sequence.sequence_id)
         if self._running.pop(sequence.sequence_id, None) is None:
             del self._waiting[sequence.sequence_id]
         else:
@@ -151,12 +155,16 @@ class Scheduler:
             last = next(reversed(self._running.values()))
             self.preempt(last)
             if last is sequence:
+                if not self._running:
+                    self._cramped.add(sequence.sequence_id)
                 return None
 
     def _admit_waiting(self, num_scheduled: int) -> list[Row]:
         rows: list[Row] = []
         budget = self._config.max_num_batched_tokens - num_scheduled
         while self._waiting and budget and len(self._running) < self._config.max_num_seqs:
+            if not self._cramped.isdisjoint(self._running):
+                break
             sequence = next(iter(self._waiting.values()))
             row = self._admit(self._next_row(sequence, budget))
             if row is None:
@@ -177,6 +185,8 @@ class Scheduler:
 
     def _next_row(self, sequence: Sequence, budget: int) -> Row:
         start = sequence.num_computed
+        if sequence.sequence_id in self._cramped:
+            budget = min(budget, self._page_size - start % self._page_size)
         return Row(sequence, start, min(len(sequence.token_ids), start + budget))
 
 

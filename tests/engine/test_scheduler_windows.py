@@ -2,8 +2,6 @@
 
 from dataclasses import replace
 
-import pytest
-
 from hybridrt.cache.spec import Window
 from tests.cache.stand_ins import plan_of
 from tests.engine.content_model import state_layer, token_layer
@@ -43,11 +41,6 @@ def test_a_sequence_that_runs_does_not_wait_for_one_that_takes_all_windows() -> 
     assert b.output_token_ids == continuation(range(40), 3, reader.layers)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="alone, it takes more window pages in a chunk than the plan counts, spreads them over "
-    "too many slabs, gives way to itself, and does the same again for ever",
-)
 def test_a_sequence_of_the_longest_length_that_the_plan_knows_never_starves() -> None:
     reader = windowed(11)
     assert reader.pool.plan.slabs_for(54) == 11
