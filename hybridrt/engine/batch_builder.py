@@ -1,6 +1,7 @@
 """The batch builder: the rows of a step as the tensors that layers read."""
 
 from collections.abc import Sequence as Rows
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,7 +36,7 @@ class BatchBuilder:
         self._switch_length = rope_switch_length
         self._last: ForwardBatch | None = None
         self._last_rows: list[Row] = []
-        self._moving: list[Tensor | np.ndarray] = []  # grows by one with each token of a decode
+        self._moving: list[tuple[Any, Any]] = []  # what grows with each token of a decode, and one
         self._moves_left = 0  # until a page table changes
         self._input_ids: np.ndarray | None = None  # those of a batch in the host's memory
 
@@ -59,8 +60,8 @@ class BatchBuilder:
 
     def _move_on(self, batch: ForwardBatch, rows: list[Row]) -> None:
         self._moves_left -= 1
-        for numbers in self._moving:
-            numbers += 1
+        for numbers, one in self._moving:
+            numbers += one
         tokens = [sequence.token_ids[start] for sequence, start, _ in rows]
         if self._input_ids is not None:
             self._input_ids[:] = tokens
@@ -93,6 +94,7 @@ class BatchBuilder:
             num_decodes=num_decodes,
             query_lens=torch.from_numpy(lens),
             context_lens=torch.from_numpy(starts),
+            follows=torch.zeros(len(rows), dtype=torch.bool),
         )
         decodes = num_decodes == len(rows) and all(samples)
         self._moves_left = self._count_moves(rows) if decodes else 0
@@ -121,8 +123,9 @@ class BatchBuilder:
         for g, group in enumerate(self._groups):
             own = [table[g] for table in tables]
             if group.kernel_block_size is None:
-                pages = np.array([table.physical_ids for table in own], np.int64)
-                placed[group.name] = StatePages(self._tensor(np.ascontiguousarray(pages.T)))
+                ids = np.array([table.physical_ids for table in own], np.int64)
+                pages = self._tensor(np.ascontiguousarray(ids.T))
+                placed[group.name] = StatePages(pages, initial_pages=pages)
             else:
                 placed[group.name] = self._tokens(group, own, rows, positions, row_of_token)
         return placed
@@ -172,13 +175,21 @@ class BatchBuilder:
         return tensor.pin_memory().to(self._device, non_blocking=True)
 
 
-def _moving(batch: ForwardBatch) -> list[Tensor | np.ndarray]:
-    """Of a batch of decodes, the numbers that the next token makes larger by one.
+def _moving(batch: ForwardBatch) -> list[tuple[Any, Any]]:
+    """Of a batch of decodes, the numbers that the next token makes larger, and a one for each.
 
-    Those in the host's memory as arrays, which are changed in a tenth of the time.
+    Those in the host's memory are put into one array, which is changed in the time of one.
     """
-    tensors = [batch.positions, batch.seq_lens, batch.context_lens]
+    tensors = [batch.positions, batch.context_lens]
     if batch.rope_positions is not batch.positions:
         tensors.append(batch.rope_positions)
     tensors += [g.slots for g in batch.groups.values() if isinstance(g, TokenPages)]
-    return [t.numpy() if t.device.type == "cpu" else t for t in tensors]
+    on_host = [tensor for tensor in tensors if tensor.device.type == "cpu"]
+    together = torch.stack(on_host)
+    for tensor, row in zip(on_host, together, strict=True):
+        tensor.set_(row)  # pyright: ignore[reportArgumentType]
+    moving: list[tuple[Any, Any]] = [(together.numpy(), np.ones(1, np.int64))]
+    moving += [(tensor, 1) for tensor in tensors if tensor.device.type != "cpu"]
+    if batch.seq_lens.device.type == "cpu":
+        return [*moving, (batch.seq_lens.numpy(), np.ones(1, np.int32))]
+    return [*moving, (batch.seq_lens, 1)]
