@@ -33,6 +33,7 @@ from traces import TraceRequest, ideal_tokens, read_trace
 from hybridrt.cache.plan import CachePlan
 from hybridrt.cache.planner import plan
 from hybridrt.cache.pool import Pool
+from hybridrt.cache.prefix import make_prefix_cache
 from hybridrt.cache.sequence_pages import SequencePages
 from hybridrt.config import EngineConfig
 from hybridrt.engine.batch_builder import BatchBuilder
@@ -55,7 +56,7 @@ class Replay:
 
     def __init__(self, cache_plan: CachePlan, config: EngineConfig) -> None:
         self.pool = Pool(cache_plan, torch.device("meta"))  # all but the bytes
-        pages = SequencePages(self.pool)
+        pages = SequencePages(self.pool, make_prefix_cache(self.pool, config))
         self.scheduler = Scheduler(config, pages)
         self._builder = BatchBuilder(pages, cache_plan.groups, torch.device("cpu"))
         self._longest = cache_plan.longest_sequence()
@@ -193,7 +194,7 @@ def _notes(cache_plan: CachePlan) -> list[str]:
         f"{group.name}: {group.pages_per_slab} pages a slab, {group.padding_percent:.2f} % padding"
         for group in cache_plan.groups
     ]
-    return [slabs, *pages, *cache_plan.notes, "prefixes are not reused yet"]
+    return [slabs, *pages, *cache_plan.notes]
 
 
 def make_plan(path: Path, config: EngineConfig) -> CachePlan:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from jaxtyping import Bool, Int32, Int64
 from torch import Tensor
@@ -25,12 +26,15 @@ class TokenPages:
 
 @dataclass(frozen=True, slots=True)
 class StatePages:
-    """Where a state group keeps the sequences of this batch: a page id for each part and row.
+    """Where a state group keeps the sequences of this batch: page ids for each part and row.
 
-    A state of many bytes may be split by layers into parts, each in a page of its own.
+    A state of many bytes may be split by layers into parts, each in a page of its own. Row i
+    starts from the state in page `initial_pages[:, i]`, if it has one, and leaves its own in
+    `pages[:, i]`; see `Rows` for when the two are unlike.
     """
 
     pages: Int64[Tensor, "parts rows"]
+    initial_pages: Int64[Tensor, "parts rows"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +45,15 @@ class Rows:
     `num_decodes` rows continue a sequence by one token; the rest are prefill chunks, of
     any length, of which those with `has_initial_state` continue a sequence too.
 
-    `query_lens` and `context_lens` (tokens computed before this step) repeat
-    `cu_seqlens_q` and `seq_lens` in the host's memory, whatever the device, so that no
-    kernel has to ask the device for them.
+    A chunk may be cut into several prefill rows, so that the state at each cut is left in a
+    page of its own. Of those all but the first follow: with `follows[i]` row i goes on with
+    the sequence of row i - 1, and starts from the page in which that one leaves its state.
+    A prefill row that doesn't may start from any page that no row of another sequence
+    writes. A decode row starts from the page in which it leaves its state.
+
+    `query_lens` and `context_lens` (tokens computed before the row's) repeat `cu_seqlens_q`
+    and `seq_lens` in the host's memory, whatever the device, so that no kernel has to ask the
+    device for them. `follows` is in the host's memory alone.
     """
 
     seq_lens: Int32[Tensor, " rows"]
@@ -51,6 +61,7 @@ class Rows:
     has_initial_state: Bool[Tensor, " rows"]
     query_lens: Int64[Tensor, " rows"]
     context_lens: Int64[Tensor, " rows"]
+    follows: Bool[Tensor, " rows"]
     num_decodes: int
 
     @property
@@ -71,6 +82,18 @@ class Rows:
             start += length
         return rows
 
+    @property
+    def turns(self) -> list[slice]:
+        """All rows, in order, as few runs of them in which none follows another of its run.
+
+        So the states that a run starts from can be read at once, as soon as those that the
+        runs before it leave are written.
+        """
+        stops = [self.num_rows]
+        if self.num_decodes < self.num_rows:
+            stops = [*self.follows.numpy().nonzero()[0].tolist(), *stops]
+        return [slice(*run) for run in pairwise([0, *stops])]
+
 
 @dataclass(frozen=True, slots=True)
 class ForwardBatch(Rows):
@@ -81,6 +104,12 @@ class ForwardBatch(Rows):
     rope_positions: Int64[Tensor, " tokens"]
     logits_indices: Int64[Tensor, " logits"]
     groups: Mapping[str, TokenPages | StatePages]
+    cut_rows: Rows | None = None
+
+    @property
+    def for_states(self) -> Rows:
+        """The rows as state groups have them: chunks cut where a state is to be left."""
+        return self if self.cut_rows is None else self.cut_rows
 
     @property
     def num_tokens(self) -> int:
@@ -93,10 +122,17 @@ class ForwardBatch(Rows):
         return pages
 
     def state_pages(self, group: str, part: int = 0) -> Int64[Tensor, " rows"]:
-        """The page id of each row in one part of a state group."""
+        """The page in which each row leaves its state, in one part of a state group."""
+        return self._states(group).pages[part]
+
+    def initial_state_pages(self, group: str, part: int = 0) -> Int64[Tensor, " rows"]:
+        """The page with the state that each row starts from."""
+        return self._states(group).initial_pages[part]
+
+    def _states(self, group: str) -> StatePages:
         pages = self.groups[group]
         assert isinstance(pages, StatePages), f"group {group!r} holds tokens"
-        return pages.pages[part]
+        return pages
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,8 +61,11 @@ class EngineConfig(Value):
         kv_cache_dtype: of cached keys and values: `"auto"` is the model's; `"fp8_e4m3"`
             and `"int8"` are quantised (see `hybridrt.kernels.quantise` for their errors).
         state_dtype: of SSM states.
-        enable_prefix_caching: reuse of prefixes, which is not there yet: either value
-            computes every prompt, and outputs say so in their `cache_note`.
+        enable_prefix_caching: let prompts begin with what the cache has of earlier ones.
+        checkpoint_interval: keep the states of long prompts every so many tokens. `None`:
+            only while there are pages that are free.
+        checkpoint_memory: most bytes of states that are kept for later prompts. `None`:
+            all that nothing else needs.
         attention_backend: `"reference"` is the one there is.
         state_backend: of convolutions and scans; see `hybridrt.kernels.backend`.
         seed: from which requests without a seed of their own draw theirs.
@@ -87,8 +90,8 @@ class EngineConfig(Value):
     kv_cache_dtype: Literal["auto", "fp8_e4m3", "int8"] = "auto"
     state_dtype: Literal["float32", "bfloat16"] = "float32"
     enable_prefix_caching: bool = True
-    checkpoint_interval: None = None
-    checkpoint_memory: None = None
+    checkpoint_interval: PositiveInt | None = None
+    checkpoint_memory: Bytes | None = None
     attention_backend: Literal["auto", "reference"] = "auto"
     state_backend: Literal["auto", "reference", "numba", "mamba_ssm"] = "auto"
     seed: int = Field(default=0, ge=0, lt=2**63)

@@ -61,10 +61,13 @@ class Pool:
         return self.allocator.allocate(counts)
 
     def release(self, group: int, pages: Iterable[PhysicalId]) -> None:
-        """Takes one holder from each of these pages; who has none left is free."""
-        freed = [page for page in pages if self.allocator.release(group, page)]
-        if self._poison and freed:
-            self._page_view(self.plan.groups[group])[torch.tensor(freed)] = POISON
+        """Takes one holder from each of these pages; who has none left is free, unless kept."""
+        self._poison_pages(group, [p for p in pages if self.allocator.release(group, p)])
+
+    def drop(self, group: int, page: PhysicalId) -> None:
+        """Keeps a page no longer; without a holder it is free."""
+        if self.allocator.drop(group, page):
+            self._poison_pages(group, [page])
 
     def copy(self, copies: Iterable[PageCopy]) -> None:
         """Copies pages, each within its group."""
@@ -72,6 +75,10 @@ class Pool:
             view = self._page_view(self.plan.groups[group])
             _, sources, targets = zip(*pages, strict=True)
             view[torch.tensor(targets)] = view[torch.tensor(sources)]
+
+    def _poison_pages(self, group: int, freed: list[PhysicalId]) -> None:
+        if self._poison and freed:
+            self._page_view(self.plan.groups[group])[torch.tensor(freed)] = POISON
 
     def _page_view(self, group: GroupPlan) -> UInt8[Tensor, "num_pages page_stride"]:
         return self.bytes.view(-1).unflatten(0, (-1, group.page_stride))

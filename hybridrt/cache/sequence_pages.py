@@ -6,16 +6,23 @@ from dataclasses import dataclass
 from hybridrt.cache.page_table import PageTable, PhysicalId
 from hybridrt.cache.plan import UNENDING, GroupPlan
 from hybridrt.cache.pool import PageCopy, Pool
+from hybridrt.cache.prefix import PrefixCache
+from hybridrt.cache.prefix_tree import SUPERSEDED, USEFUL, Match
+from hybridrt.cache.reuse import Place, Reuse, StateCopies
 
 
 @dataclass(slots=True)
 class _Entry:
-    """`capacity` tokens can be written now; at `next_release` a window leaves a page behind."""
+    """`capacity` tokens can be written now; at `next_release` a window leaves a page behind.
+
+    `place` is where the sequence stands in the prefix cache, if it shares at all.
+    """
 
     tables: tuple[PageTable, ...]
     capacity: int = 0
     num_committed: int = 0
     next_release: int = UNENDING
+    place: Place | None = None
 
 
 class SequencePages:
@@ -25,12 +32,18 @@ class SequencePages:
     and freed once. `commit` says that tokens were computed: only from then on may
     their pages be shared, since before that nothing stands in them, and may pages that
     no later token sees be given back.
+
+    With a `prefix` cache a sequence can begin with pages of others, and leaves its own there.
     """
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool, prefix: PrefixCache | None = None) -> None:
         self._pool = pool
+        self.prefix = prefix
+        self._reuse = None if prefix is None else Reuse(pool, prefix)
         self._groups = pool.plan.groups
         self._entries: dict[str, _Entry] = {}
+        self.unsettled: set[str] = set()
+        """Sequences that start from another's states at their next step, or have exports."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -54,14 +67,37 @@ class SequencePages:
         """Tokens whose cache has been written."""
         return self._entries[sequence].num_committed
 
-    def can_admit(self, num_tokens: int, stop: int | None = None) -> bool:
-        """Whether `admit` of a new sequence with these numbers would succeed."""
-        return self._pool.can_allocate(self._missing(None, num_tokens, stop))
+    def match(self, tokens: Sequence[int], salt: str | None = None) -> Match | None:
+        """What the prefix cache has of a prompt; None: there is no prefix cache."""
+        return None if self.prefix is None else self.prefix.match(tokens, salt)
 
-    def admit(self, sequence: str, num_tokens: int, stop: int | None = None) -> None:
+    def is_coming(self, match: Match) -> bool:
+        """Whether a sequence that runs is about to compute the first page that a match lacks."""
+        return self._reuse is not None and self._reuse.is_coming(match)
+
+    def can_admit(
+        self, num_tokens: int, stop: int | None = None, match: Match | None = None
+    ) -> bool:
+        """Whether `admit` of a new sequence with these numbers would succeed."""
+        if match is None or self._reuse is None:
+            return self._pool.can_allocate(self._missing(None, num_tokens, stop))
+        shared = self._reuse.retain(match)  # what it shares can't make room for the rest
+        can = self._pool.can_allocate(self._missing_behind(match, num_tokens, stop))
+        self._reuse.release(shared)
+        return can
+
+    def admit(
+        self,
+        sequence: str,
+        num_tokens: int,
+        stop: int | None = None,
+        match: Match | None = None,
+        salt: str | None = None,
+    ) -> None:
         """Gives a new sequence room for `num_tokens`, in window groups for `stop` of them.
 
-        `stop` is where the first step ends; None: at the last token.
+        `stop` is where the first step ends; None: at the last token. With a match the first
+        tokens are there already, and count as committed.
 
         Raises:
             ValueError: the sequence is there already.
@@ -69,11 +105,86 @@ class SequencePages:
         """
         if sequence in self._entries:
             raise ValueError(f"sequence {sequence!r} is in the cache already")
-        pages = self._pool.allocate(self._missing(None, num_tokens, stop))
-        tables = zip(self._groups, pages, strict=True)
-        entry = _Entry(tuple(PageTable(group.blocks_per_page, new) for group, new in tables))
+        if match is None or self._reuse is None:
+            pages = self._allocate(self._missing(None, num_tokens, stop))
+            entry = _Entry(self._tables(pages))
+        else:
+            entry = self._admit_behind(self._reuse, match, salt, num_tokens, stop)
         self._entries[sequence] = entry
         self._measure(entry)
+        self._settle(sequence, entry)
+
+    def _settle(self, sequence: str, entry: _Entry) -> None:
+        place = entry.place
+        if place is not None and (place.initial is not None or place.exports):
+            self.unsettled.add(sequence)
+        else:
+            self.unsettled.discard(sequence)
+
+    def _admit_behind(
+        self, reuse: Reuse, match: Match, salt: str | None, num_tokens: int, stop: int | None
+    ) -> _Entry:
+        shared = reuse.retain(match)
+        try:
+            fresh = self._allocate(self._missing_behind(match, num_tokens, stop))
+        except BaseException:
+            reuse.release(shared)
+            raise
+        read_only = [
+            [] if g.page_size is None else s for g, s in zip(self._groups, shared, strict=True)
+        ]
+        tables = self._tables([s + f for s, f in zip(read_only, fresh, strict=True)])
+        for group, table in zip(self._groups, tables, strict=True):
+            if group.window is not None and group.page_size is not None:
+                table.num_released = group.first_kept(match.position) // group.page_size
+        place = reuse.begin(match, salt, fresh)
+        return _Entry(tables, num_committed=match.position, place=place)
+
+    def _missing_behind(self, match: Match, num_tokens: int, stop: int | None) -> list[int]:
+        """Pages of each group that a hit doesn't bring."""
+        counts = self._missing(None, num_tokens, stop)
+        for g, group in enumerate(self._groups):
+            if group.page_size is not None:
+                counts[g] = max(0, counts[g] - match.position // group.page_size)
+        return counts
+
+    def _tables(self, pages: Sequence[Sequence[PhysicalId]]) -> tuple[PageTable, ...]:
+        both = zip(self._groups, pages, strict=True)
+        return tuple(PageTable(group.blocks_per_page, own) for group, own in both)
+
+    def _allocate(self, counts: Sequence[int]) -> list[list[PhysicalId]]:
+        """Free pages, and where there are too few those that the prefix cache can do without."""
+        if self.prefix is not None and self._pool.can_allocate(counts):
+            self.prefix.make_room(counts)
+        return self._pool.allocate(counts)
+
+    def reserve_export(self, sequence: str, position: int, *, is_useful: bool) -> bool:
+        """Takes pages for the states at a position, which a next step is to leave in the cache.
+
+        One that is not known to be useful takes only pages that are free. Returns whether
+        there were any.
+        """
+        place = self._entries[sequence].place
+        if place is None or self._reuse is None:
+            return False
+        rank = USEFUL if is_useful else SUPERSEDED
+        if not self._reuse.reserve(place, position, rank=rank, only_idle=not is_useful):
+            return False
+        self.unsettled.add(sequence)
+        return True
+
+    def exports(self, sequence: str, start: int, stop: int) -> list[tuple[int, StateCopies]]:
+        """The positions in `start` to `stop` whose states are to be left, and in which pages."""
+        place = self._entries[sequence].place
+        if place is None or not place.exports:
+            return []
+        inside = sorted(p for p in place.exports if start < p < stop)
+        return [(p, place.exports[p].pages) for p in inside]
+
+    def initial_states(self, sequence: str) -> StateCopies | None:
+        """The pages of the states that the next step starts from; None: the sequence's own."""
+        place = self._entries[sequence].place
+        return None if place is None or place.initial is None else place.initial.states
 
     def resume(self, sequence: str, num_tokens: int) -> None:
         """Admits a sequence whose first `num_tokens` tokens were computed elsewhere.
@@ -87,7 +198,7 @@ class SequencePages:
         if sequence in self._entries:
             raise ValueError(f"sequence {sequence!r} is in the cache already")
         firsts = [group.first_kept(num_tokens) for group in self._groups]
-        pages = self._pool.allocate(
+        pages = self._allocate(
             [g.pages_for(num_tokens, first) for g, first in zip(self._groups, firsts, strict=True)]
         )
         tables: list[PageTable] = []
@@ -109,19 +220,35 @@ class SequencePages:
             OutOfPages: there is no room; nothing was changed.
         """
         entry = self._entries[sequence]
-        pages = self._pool.allocate(self._missing(entry, num_tokens, stop))
+        pages = self._allocate(self._missing(entry, num_tokens, stop))
         for table, new in zip(entry.tables, pages, strict=True):
             if new:
                 table.append(new)
         self._measure(entry)
 
-    def commit(self, sequence: str, num_tokens: int) -> None:
-        """Says that the first `num_tokens` tokens are in the cache now."""
+    def commit(self, sequence: str, num_tokens: int, tokens: Sequence[int] | None = None) -> None:
+        """Says that the first `num_tokens` tokens are in the cache now, and which they are.
+
+        Without `tokens` nothing of them is shared.
+        """
         entry = self._entries[sequence]
         assert entry.num_committed <= num_tokens <= entry.capacity, (sequence, num_tokens, entry)
         entry.num_committed = num_tokens
+        place = entry.place
+        if place is not None and self._reuse is not None and tokens is not None:
+            size = self._reuse.prefix.page_size
+            if place.initial or place.exports or num_tokens >= place.node.length + size:
+                self._reuse.publish(place, entry.tables, tokens, num_tokens)
+                self._settle(sequence, entry)
         if num_tokens >= entry.next_release:
             self._release_unseen(entry)
+
+    def finish(self, sequence: str, tokens: Sequence[int]) -> None:
+        """Frees a sequence whose states are right, and leaves them in the prefix cache."""
+        entry = self._entries[sequence]
+        if entry.place is not None and self._reuse is not None:
+            self._reuse.donate(entry.place, entry.tables, tokens, entry.num_committed)
+        self.free(sequence)
 
     def fork(self, sequence: str, child: str) -> None:
         """Gives a new sequence the committed tokens of another.
@@ -137,7 +264,7 @@ class SequencePages:
             raise ValueError(f"sequence {child!r} is in the cache already")
         parent = self._entries[sequence]
         shared, copied = self._fork_pages(parent)
-        fresh = self._pool.allocate([len(pages) for pages in copied])
+        fresh = self._allocate([len(pages) for pages in copied])
         tables: list[PageTable] = []
         copies: list[PageCopy] = []
         for g, group in enumerate(self._groups):
@@ -156,8 +283,24 @@ class SequencePages:
     def free(self, sequence: str) -> None:
         """Gives back all pages of a sequence."""
         entry = self._entries.pop(sequence)
+        self.unsettled.discard(sequence)
         for index, table in enumerate(entry.tables):
             self._pool.release(index, table.resize(0))
+        if entry.place is not None and self._reuse is not None:
+            self._reuse.end(entry.place)
+
+    def truncate(self, sequence: str, num_tokens: int) -> None:
+        """Gives back the pages behind the first `num_tokens` tokens, which stay committed.
+
+        For groups of the kind `full` alone, and windows that nothing has left yet.
+        """
+        entry = self._entries[sequence]
+        assert all(group.page_size is not None for group in self._groups), "states can't go back"
+        for g, (group, table) in enumerate(zip(self._groups, entry.tables, strict=True)):
+            assert group.first_kept(num_tokens) // (group.page_size or 1) >= table.num_released
+            self._pool.release(g, table.resize(group.pages_for(num_tokens) - table.num_released))
+        entry.num_committed = min(entry.num_committed, num_tokens)
+        self._measure(entry)
 
     def _missing(self, entry: _Entry | None, num_tokens: int, stop: int | None) -> list[int]:
         """Pages of each group that a sequence doesn't have yet."""
@@ -190,6 +333,9 @@ class SequencePages:
                 continue
             first = group.first_kept(entry.num_committed) // group.page_size
             if first > table.num_released:
+                if entry.place is not None and self._reuse is not None:
+                    for index in range(table.num_released, first):
+                        self._reuse.leave_behind(entry.place, index, g)
                 self._pool.release(g, table.release(first - table.num_released))
         self._measure(entry)
 

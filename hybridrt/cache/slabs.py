@@ -4,7 +4,10 @@ A slab belongs to one group at a time, which cuts it into its own number of
 equal pages: page `p` of a group lies in slab `p // pages_per_slab`. A slab goes
 back to all groups when the last of its pages is free. What was never used is
 taken first, then what has been free for longest. Everything is O(1) per page, and
-memory is bounded by the number of slabs and live pages.
+memory is bounded by the number of slabs and of pages in use or kept.
+
+A page in use has holders. One that is kept for later stays as it is when the last of
+them lets go: it is cached, and whoever needs its room may drop it.
 """
 
 from collections import deque
@@ -26,6 +29,10 @@ class _Group:
     def __init__(self, pages_per_slab: int) -> None:
         self.pages_per_slab = pages_per_slab
         self.num_free = 0
+        self.holders: dict[PhysicalId, int] = {}  # of pages in use, and 0 for cached ones
+        self.kept: dict[PhysicalId, int] = {}  # how many keep it
+        self.in_use: dict[int, int] = {}  # slab -> its pages in use, if there are any
+        self.num_in_use = 0
         self._free_pages: dict[int, deque[int]] = {}  # slab -> its free pages
         self._slabs_with: list[dict[int, None]] = [{} for _ in range(pages_per_slab + 1)]
         self._nonempty = 0  # bit f is set: some slab has f > 0 free pages
@@ -43,7 +50,22 @@ class _Group:
         self._leave(slab, fewest)
         self._enter(slab, fewest - 1)
         self.num_free -= 1
-        return PhysicalId(self._free_pages[slab].popleft())
+        page = PhysicalId(self._free_pages[slab].popleft())
+        self.holders[page] = 1
+        self.begin_use(page)
+        return page
+
+    def begin_use(self, page: PhysicalId) -> None:
+        slab = page // self.pages_per_slab
+        self.in_use[slab] = self.in_use.get(slab, 0) + 1
+        self.num_in_use += 1
+
+    def end_use(self, page: PhysicalId) -> None:
+        slab = page // self.pages_per_slab
+        self.num_in_use -= 1
+        self.in_use[slab] -= 1
+        if not self.in_use[slab]:
+            del self.in_use[slab]
 
     def give_back(self, page: PhysicalId) -> int | None:
         """Frees a page. Returns its slab if that is free as a whole now."""
@@ -63,6 +85,10 @@ class _Group:
     def slabs(self) -> list[int]:
         return list(self._free_pages)
 
+    @property
+    def num_slabs(self) -> int:
+        return len(self._free_pages)
+
     def _enter(self, slab: int, num_free: int) -> None:
         self._slabs_with[num_free][slab] = None
         if num_free:
@@ -77,15 +103,14 @@ class _Group:
 class SlabAllocator:
     """Hands out pages of several groups from one number of slabs, all or nothing.
 
-    Pages carry a reference count: `allocate` makes it 1, `retain` adds one and
-    `release` takes one away; at 0 the page is free.
+    Pages count their holders: `allocate` makes it 1, `retain` adds one and `release`
+    takes one away. At 0 a page is free, or cached if it is kept.
     """
 
     def __init__(self, num_slabs: int, pages_per_slab: Sequence[int]) -> None:
         self.num_slabs = num_slabs
         self._free_slabs = deque(range(num_slabs))
         self._groups = [_Group(n) for n in pages_per_slab]
-        self._references: list[dict[PhysicalId, int]] = [{} for _ in pages_per_slab]
         self._most_live = [0] * len(pages_per_slab)
 
     @property
@@ -101,26 +126,52 @@ class SlabAllocator:
         return self._groups[group].num_free
 
     def num_live_pages(self, group: int) -> int:
-        return len(self._references[group])
+        """Pages in use."""
+        return self._groups[group].num_in_use
+
+    def num_cached_pages(self, group: int) -> int:
+        """Pages that nobody uses and that are kept."""
+        return len(self._groups[group].holders) - self._groups[group].num_in_use
 
     def most_live_pages(self, group: int) -> int:
-        """The most pages that were live at once, ever or since `forget_most`."""
+        """The most pages that were in use at once, ever or since `forget_most`."""
         return self._most_live[group]
 
     def forget_most(self) -> None:
         """Lets `most_live_pages` count anew."""
-        self._most_live = [len(references) for references in self._references]
+        self._most_live = [group.num_in_use for group in self._groups]
 
     def references(self, group: int, page: PhysicalId) -> int:
-        """How many hold the page; 0: it is free."""
-        return self._references[group].get(page, 0)
+        """How many hold the page; 0: it is free or cached."""
+        return self._groups[group].holders.get(page, 0)
+
+    def is_cached(self, group: int, page: PhysicalId) -> bool:
+        """Whether nobody holds the page, and it is kept."""
+        return self._groups[group].holders.get(page) == 0
 
     def can_allocate(self, counts: Sequence[int]) -> bool:
-        """Whether `allocate(counts)` would succeed; `counts` has one entry per group."""
-        return sum(self._slabs_missing(counts)) <= len(self._free_slabs)
+        """Whether there would be room for `counts[g]` pages of each group g without the cache."""
+        slabs = len(self._free_slabs)
+        for group, count in zip(self._groups, counts, strict=True):
+            num_used = len(group.in_use)
+            missing = count + group.num_in_use - num_used * group.pages_per_slab
+            slabs += group.num_slabs - num_used
+            if missing > 0:
+                slabs -= -(-missing // group.pages_per_slab)
+        return slabs >= 0
+
+    def shortage(self, counts: Sequence[int]) -> list[int]:
+        """Groups for whose `counts` pages cached ones have to be dropped first, if there are any.
+
+        Those that lack pages, when there aren't slabs enough for all of them.
+        """
+        missing = self._slabs_missing(counts)
+        if sum(missing) <= len(self._free_slabs):
+            return []
+        return [g for g, slabs in enumerate(missing) if slabs]
 
     def allocate(self, counts: Sequence[int]) -> list[list[PhysicalId]]:
-        """Takes `counts[g]` pages of every group g, or raises and takes none.
+        """Takes `counts[g]` free pages of every group g, or raises and takes none.
 
         Raises:
             OutOfPages: there are not that many free pages.
@@ -133,21 +184,52 @@ class SlabAllocator:
             )
         return [self._take(g, counts[g], missing[g]) for g in range(len(self._groups))]
 
+    def keep(self, group: int, page: PhysicalId) -> None:
+        """Lets a page in use stay as it is when its last holder lets go, until it is dropped.
+
+        Several may keep a page; as many have to drop it.
+        """
+        kept = self._groups[group].kept
+        kept[page] = kept.get(page, 0) + 1
+
+    def drop(self, group: int, page: PhysicalId) -> bool:
+        """Keeps a page no longer. Returns whether it is free now."""
+        kept = self._groups[group].kept
+        kept[page] -= 1
+        if kept[page]:
+            return False
+        del kept[page]
+        if self._groups[group].holders[page]:
+            return False
+        self._free(group, page)
+        return True
+
     def retain(self, group: int, page: PhysicalId) -> None:
-        """Adds a holder to a live page."""
-        self._references[group][page] += 1
+        """Adds a holder to a page in use, or to a cached one."""
+        holders = self._groups[group].holders
+        if not holders[page]:
+            self._groups[group].begin_use(page)
+            self._most_live[group] = max(self._most_live[group], self._groups[group].num_in_use)
+        holders[page] += 1
 
     def release(self, group: int, page: PhysicalId) -> bool:
-        """Takes a holder from a live page. Returns whether it is free now."""
-        references = self._references[group]
-        references[page] -= 1
-        if references[page]:
+        """Takes a holder from a page in use. Returns whether it is free now."""
+        pages = self._groups[group]
+        assert pages.holders[page] > 0, (group, page)
+        pages.holders[page] -= 1
+        if pages.holders[page]:
             return False
-        del references[page]
+        pages.end_use(page)
+        if page in pages.kept:
+            return False
+        self._free(group, page)
+        return True
+
+    def _free(self, group: int, page: PhysicalId) -> None:
+        del self._groups[group].holders[page]
         slab = self._groups[group].give_back(page)
         if slab is not None:
             self._free_slabs.append(slab)
-        return True
 
     def _slabs_missing(self, counts: Sequence[int]) -> list[int]:
         return [
@@ -160,7 +242,5 @@ class SlabAllocator:
         for _ in range(num_slabs):
             group.add_slab(self._free_slabs.popleft())
         pages = [group.take() for _ in range(count)]
-        references = self._references[index]
-        references.update(dict.fromkeys(pages, 1))
-        self._most_live[index] = max(self._most_live[index], len(references))
+        self._most_live[index] = max(self._most_live[index], group.num_in_use)
         return pages

@@ -1,6 +1,6 @@
 """The batch builder: the rows of a step as the tensors that layers read."""
 
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -8,11 +8,12 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from hybridrt.batch import ForwardBatch, StatePages, TokenPages
+from hybridrt.batch import ForwardBatch, Rows, StatePages, TokenPages
 from hybridrt.cache.page_table import PageTable
 from hybridrt.cache.plan import UNENDING, GroupPlan
 from hybridrt.cache.sequence_pages import SequencePages
 from hybridrt.engine.scheduler import Row
+from hybridrt.engine.state_rows import Piece, cut_rows, state_pages
 
 
 class BatchBuilder:
@@ -26,7 +27,7 @@ class BatchBuilder:
     def __init__(
         self,
         pages: SequencePages,
-        groups: Rows[GroupPlan],
+        groups: Sequence[GroupPlan],
         device: torch.device,
         rope_switch_length: int | None = None,
     ) -> None:
@@ -82,6 +83,7 @@ class BatchBuilder:
             positions = np.arange(cu_seqlens[-1]) - (cu_seqlens[:-1] - starts)[row_of_token]
         tokens = [t for sequence, i, j in rows for t in sequence.token_ids[i:j]]
         samples = [row.samples for row in rows]
+        pieces = cut_rows(rows, self._pages) if self._pages.unsettled else None
         batch = ForwardBatch(
             input_ids=self._tensor(np.array(tokens, np.int64)),
             positions=(on_device := self._tensor(positions)),
@@ -90,13 +92,14 @@ class BatchBuilder:
             cu_seqlens_q=self._tensor(cu_seqlens.astype(np.int32)),
             has_initial_state=self._tensor(starts > 0),
             logits_indices=self._tensor((cu_seqlens[1:] - 1)[samples]),
-            groups=self._place(rows, positions, row_of_token),
+            groups=self._place(rows, positions, row_of_token, pieces),
             num_decodes=num_decodes,
             query_lens=torch.from_numpy(lens),
             context_lens=torch.from_numpy(starts),
             follows=torch.zeros(len(rows), dtype=torch.bool),
+            cut_rows=None if pieces is None else self._cut_rows(pieces),
         )
-        decodes = num_decodes == len(rows) and all(samples)
+        decodes = num_decodes == len(rows) and all(samples) and pieces is None
         self._moves_left = self._count_moves(rows) if decodes else 0
         self._moving = _moving(batch) if self._moves_left else []
         self._input_ids = batch.input_ids.numpy() if self._device.type == "cpu" else None
@@ -117,18 +120,38 @@ class BatchBuilder:
         rows: list[Row],
         positions: Int64[np.ndarray, " tokens"],
         row_of_token: Int64[np.ndarray, " tokens"],
+        pieces: list[Piece] | None,
     ) -> dict[str, TokenPages | StatePages]:
         tables = [self._pages.tables(row.sequence.sequence_id) for row in rows]
         placed: dict[str, TokenPages | StatePages] = {}
         for g, group in enumerate(self._groups):
             own = [table[g] for table in tables]
-            if group.kernel_block_size is None:
+            if group.kernel_block_size is None and pieces is None:
                 ids = np.array([table.physical_ids for table in own], np.int64)
                 pages = self._tensor(np.ascontiguousarray(ids.T))
                 placed[group.name] = StatePages(pages, initial_pages=pages)
+            elif group.kernel_block_size is None:
+                assert pieces is not None
+                pages = self._tensor(state_pages(pieces, g, own, initial=False))
+                initial = self._tensor(state_pages(pieces, g, own, initial=True))
+                placed[group.name] = StatePages(pages, initial_pages=initial)
             else:
                 placed[group.name] = self._tokens(group, own, rows, positions, row_of_token)
         return placed
+
+    def _cut_rows(self, pieces: list[Piece]) -> Rows:
+        starts = np.array([piece.start for piece in pieces], np.int64)
+        stops = np.array([piece.stop for piece in pieces], np.int64)
+        lens = stops - starts
+        return Rows(
+            seq_lens=self._tensor(stops.astype(np.int32)),
+            cu_seqlens_q=self._tensor(np.concatenate([[0], lens.cumsum()]).astype(np.int32)),
+            has_initial_state=self._tensor(starts > 0),
+            query_lens=torch.from_numpy(lens),
+            context_lens=torch.from_numpy(starts),
+            follows=torch.tensor([piece.follows for piece in pieces]),
+            num_decodes=sum(piece.is_decode for piece in pieces),
+        )
 
     def _tokens(
         self,

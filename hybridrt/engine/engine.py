@@ -3,15 +3,18 @@
 import time
 from collections.abc import Iterable
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TypeVar
 
 from hybridrt.cache.plan import CachePlan
+from hybridrt.cache.prefix import make_prefix_cache
 from hybridrt.cache.sequence_pages import SequencePages
+from hybridrt.cache.slabs import OutOfPages
 from hybridrt.config import EngineConfig
 from hybridrt.engine.check_request import check_request
 from hybridrt.engine.checkpoint import read_generation_config
 from hybridrt.engine.detokenizer import Detokenizer
+from hybridrt.engine.entry import Entry
 from hybridrt.engine.handover import (
     Fingerprint,
     RequestInFlight,
@@ -20,31 +23,20 @@ from hybridrt.engine.handover import (
     take_down,
     take_up,
 )
+from hybridrt.engine.held import Held, HeldRun, HeldSequences
+from hybridrt.engine.holding_scheduler import HoldingScheduler
 from hybridrt.engine.loading import draw_up, load
 from hybridrt.engine.runner import RowResult, Runner
 from hybridrt.engine.sampler import derive_seed
-from hybridrt.engine.scheduler import Row, Scheduler
+from hybridrt.engine.scheduler import Row
 from hybridrt.engine.sequence import Sequence
 from hybridrt.engine.tokenizer import Tokenizer
-from hybridrt.request import Request, RequestMetrics, RequestOutput
-
-CACHE_NOTE = "disabled"
-"""Why no token came from the cache: prefixes are not reused yet."""
+from hybridrt.request import Request, RequestOutput, SamplingParams
 
 
-@dataclass(slots=True)
-class _Entry:
-    """A request in the engine: its sequences, and when things happened to it."""
+AnySequence = TypeVar("AnySequence", bound=Sequence)
 
-    request: Request
-    sequences: list[Sequence]
-    arrival_time: float = field(default_factory=time.monotonic)
-    first_scheduled_time: float | None = None
-    first_token_time: float | None = None
-
-    @property
-    def finished(self) -> bool:
-        return all(sequence.finish_reason for sequence in self.sequences)
+_COMPUTE = SamplingParams(temperature=0.0, max_tokens=1)
 
 
 class Engine:
@@ -65,8 +57,10 @@ class Engine:
             self.model.config.eos_token_ids,
         )
         self.pool = load(blueprint, progress=progress)
-        self.pages = SequencePages(self.pool)
-        self._scheduler = Scheduler(self.config, self.pages)
+        self.pages = SequencePages(self.pool, make_prefix_cache(self.pool, self.config))
+        switch = self.model.rope_switch_length
+        self._scheduler = HoldingScheduler(self.config, self.pages, switch)
+        self.held = HeldSequences(self.pages, self.pool, switch)
         self._runner = Runner(
             self.model,
             self.pages,
@@ -76,13 +70,15 @@ class Engine:
             self.eos_token_ids,
         )
         self._directory = blueprint.directory
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, Entry] = {}
         self._num_requests = 0
 
     @cached_property
     def fingerprint(self) -> Fingerprint:
         """What must agree before another engine can go on with pages of this one."""
-        return fingerprint(self.plan, self._directory)
+        groups = {f"group {group.name}": group.layers for group in self.plan.groups}
+        layout = {"kv_layout": self.config.kv_layout}
+        return {**fingerprint(self.plan, self._directory), **groups, **layout}
 
     @property
     def max_model_len(self) -> int:
@@ -115,27 +111,56 @@ class Engine:
             ValueError: it can't be served, now or ever; nothing was changed.
         """
         self._check(request)
-        seed = request.sampling_params.seed
-        if seed is None:
-            seed = derive_seed(self.config.seed, self._num_requests)
+        seed = self._seed(request)
         sequences = [
             self._sequence(request, index, derive_seed(seed, index))
             for index in range(request.sampling_params.n)
         ]
         self._num_requests += 1
-        self._entries[request.request_id] = _Entry(request, sequences)
+        self._entries[request.request_id] = Entry(request, sequences)
         for sequence in sequences:
             self._scheduler.add(sequence)
+
+    def run_held(
+        self, held: Held, request_id: str, params: SamplingParams | None = None
+    ) -> RequestOutput | None:
+        """Computes what is not yet computed of a held sequence, and with `params` generates.
+
+        The run is a request of that id, for `step` and `abort`. Where the logits behind the last
+        token are known, the first new token needs no step: then its output is returned.
+
+        Raises:
+            ValueError: the parameters can't be served; nothing was changed.
+        """
+        token_ids = tuple(held.token_ids)
+        request = Request(request_id, token_ids, params or _COMPUTE, cache_salt=held.cache_salt)
+        if params is not None:
+            self._check(request)
+        run = self._sequence(request, 0, derive_seed(self._seed(request), 0), HeldRun)
+        run.sequence_id, run.computes_only = held.name, params is None
+        self._num_requests += params is not None
+        self.held.begin(held, run)
+        self._entries[request_id] = Entry(request, [run])
+        if params is None or not held.complete:
+            self._scheduler.adopt(run)
+            return None
+        return self._begin_with_token(run)
 
     def step(self) -> list[RequestOutput]:
         """Runs one step and returns the requests that it changed.
 
         Whatever it raises, nothing is lost: the requests in it start over from their
         tokens at the next step.
+
+        Raises:
+            OutOfPages: sessions hold so many pages that none of the requests finds room.
         """
         rows = self._scheduler.schedule()
-        if not rows:
+        if not rows and not self._scheduler.has_unfinished:
             return []
+        if not rows or self._scheduler.goes_round(rows):
+            self._scheduler.preempt_all(rows)
+            raise OutOfPages(self._explain_no_room())
         self._note_scheduled(rows)
         try:
             return self._commit(rows, self._runner.run(rows))
@@ -149,6 +174,7 @@ class Engine:
         for sequence in entry.sequences if entry else ():
             if sequence.finish_reason is None:
                 self._scheduler.remove(sequence)
+                self._settle(sequence)
 
     def export_request(self, request_id: str) -> RequestInFlight:
         """A copy of a request and of its pages, for `import_request`. It goes on here too.
@@ -181,7 +207,7 @@ class Engine:
                 if sequence.sequence_id in self.pages:
                     self.pages.free(sequence.sequence_id)
             raise
-        self._entries[came.request.request_id] = _Entry(came.request, sequences)
+        self._entries[came.request.request_id] = Entry(came.request, sequences)
         for sequence in sequences:
             if sequence.finish_reason is None:
                 self._scheduler.adopt(sequence)
@@ -194,15 +220,14 @@ class Engine:
             if result.token is not None:
                 self._note_token(row.sequence, result)
                 sampled.append(row.sequence)
-        self._scheduler.commit(rows, [result.token for result in results])
+        for sequence in self._scheduler.commit(rows, [result.token for result in results]):
+            self._settle(sequence)
         self._switch_rope(sampled)
         touched = dict.fromkeys(sequence.request.request_id for sequence in sampled)
         return [self._output(request_id) for request_id in touched]
 
     def _note_token(self, sequence: Sequence, result: RowResult) -> None:
-        entry = self._entries[sequence.request.request_id]
-        if entry.first_token_time is None:
-            entry.first_token_time = time.monotonic()
+        self._entries[sequence.request.request_id].note_token()
         if sequence.logprobs is not None and result.logprobs is not None:
             assert result.token is not None
             sequence.logprobs.append(result.logprobs)
@@ -210,32 +235,54 @@ class Engine:
 
     def _switch_rope(self, sampled: Iterable[Sequence]) -> None:
         """Lets sequences start over for which other rotary frequencies hold from here on."""
-        switch = self.model.rope_switch_length
-        for sequence in sampled if switch is not None else ():
-            if sequence.finish_reason is None and len(sequence.token_ids) - 1 == switch:
+        for sequence in sampled:
+            if sequence.finish_reason is None and self._passes_switch(sequence):
                 self._scheduler.preempt(sequence)
+
+    def _passes_switch(self, sequence: Sequence) -> bool:
+        """Whether its last token is the first for which other rotary frequencies hold."""
+        return len(sequence.token_ids) - 1 == self.model.rope_switch_length
+
+    def _begin_with_token(self, run: HeldRun) -> RequestOutput:
+        """The first token of a run whose logits are known, and the run into line."""
+        assert run.known_logits is not None
+        row = Row(run, run.num_computed, run.num_computed)
+        self._note_scheduled([row])
+        result = self._runner.sample_from(run.known_logits, row)
+        assert result.token is not None
+        self._note_token(run, result)
+        run.append(result.token)
+        if run.finish_reason is not None:
+            self._settle(run)
+        else:
+            if self._passes_switch(run):
+                self.pages.free(run.sequence_id)
+                run.num_computed = 0
+            self._scheduler.adopt(run)
+        return self._output(run.request.request_id)
+
+    def _settle(self, sequence: Sequence) -> None:
+        """A held sequence takes over what its run has come to."""
+        if isinstance(sequence, HeldRun):
+            self.held.settle(sequence)
 
     def _output(self, request_id: str) -> RequestOutput:
         entry = self._entries[request_id]
         if entry.finished:
             del self._entries[request_id]
-        first = entry.sequences[0]
-        return RequestOutput(
-            request_id=request_id,
-            prompt=entry.request.prompt,
-            prompt_token_ids=list(entry.request.prompt_token_ids),
-            prompt_logprobs=None if first.prompt_logprobs is None else list(first.prompt_logprobs),
-            num_cached_tokens=0,
-            cache_note=CACHE_NOTE,
-            metrics=_metrics(entry),
-            outputs=[sequence.output() for sequence in entry.sequences],
-        )
+        return entry.output()
 
-    def _sequence(self, request: Request, index: int, seed: int) -> Sequence:
+    def _seed(self, request: Request) -> int:
+        seed = request.sampling_params.seed
+        return derive_seed(self.config.seed, self._num_requests) if seed is None else seed
+
+    def _sequence(
+        self, request: Request, index: int, seed: int, cls: type[AnySequence] = Sequence
+    ) -> AnySequence:
         most = request.sampling_params.max_tokens
         limit = self.max_model_len
         prompt = request.prompt_token_ids
-        return Sequence(
+        return cls(
             sequence_id=f"{request.request_id}/{index}",
             request=request,
             index=index,
@@ -259,9 +306,15 @@ class Engine:
     def _note_scheduled(self, rows: Iterable[Row]) -> None:
         now = time.monotonic()
         for row in rows:
-            entry = self._entries[row.sequence.request.request_id]
-            if entry.first_scheduled_time is None:
-                entry.first_scheduled_time = now
+            self._entries[row.sequence.request.request_id].note_scheduled(now)
+
+    def _explain_no_room(self) -> str:
+        idle = [held.name for held in self.held if held.run is None and held.name in self.pages]
+        return (
+            f"none of {self.num_running + self.num_waiting} unfinished requests finds room: "
+            f"{len(idle)} idle sessions hold their pages, {self.pool.allocator.num_free_slabs} of "
+            f"{self.plan.num_slabs} slabs are free; close a session or raise cache_memory"
+        )
 
 
 def _eos_token_ids(*sources: int | list[int] | tuple[int, ...] | None) -> tuple[int, ...]:
@@ -270,13 +323,3 @@ def _eos_token_ids(*sources: int | list[int] | tuple[int, ...] | None) -> tuple[
         if source is not None:
             return (source,) if isinstance(source, int) else tuple(source)
     return ()
-
-
-def _metrics(entry: _Entry) -> RequestMetrics:
-    return RequestMetrics(
-        arrival_time=entry.arrival_time,
-        first_scheduled_time=entry.first_scheduled_time,
-        first_token_time=entry.first_token_time,
-        finished_time=time.monotonic() if entry.finished else None,
-        num_preemptions=sum(sequence.num_preemptions for sequence in entry.sequences),
-    )

@@ -4,12 +4,14 @@ from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from hybridrt.batch import ForwardBatch
 from hybridrt.cache.plan import GroupPlan
 from hybridrt.cache.sequence_pages import SequencePages
 from hybridrt.engine.batch_builder import BatchBuilder
+from hybridrt.engine.held import HeldRun
 from hybridrt.engine.logprobs import TokenText, token_logprobs
 from hybridrt.engine.sampler import SamplingRow, sample
 from hybridrt.engine.scheduler import Row
@@ -54,9 +56,17 @@ class Runner:
         sampling = [i for i, row in enumerate(rows) if row.samples]
         if sampling:
             logits = self._model.logits(hidden[batch.logits_indices])
+            _keep_logits([rows[i] for i in sampling], logits)
             self._sample(logits, rows, sampling, results)
         self._score_prompts(hidden, batch, rows, results)
         return [results[i] for i in range(len(rows))]
+
+    @torch.inference_mode()
+    def sample_from(self, logits: Float[Tensor, " vocab"], row: Row) -> RowResult:
+        """The next token of a row behind which the logits are known: no forward."""
+        results: dict[int, RowResult] = {}
+        self._sample(logits[None], [row], [0], results)
+        return results[0]
 
     def _sample(
         self,
@@ -120,3 +130,10 @@ class Runner:
             counts = [num_top] * len(chosen)
             entries += token_logprobs(logits, chosen, counts, self._token_text)
         return entries
+
+
+def _keep_logits(rows: Rows[Row], logits: Float[Tensor, "rows vocab"]) -> None:
+    """Gives sequences that are held the logits behind their last token."""
+    for row, behind in zip(rows, logits, strict=True):
+        if isinstance(row.sequence, HeldRun):
+            row.sequence.know(row.stop, behind)

@@ -11,9 +11,13 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from hybridrt.cache.prefix_tree import Match
 from hybridrt.cache.sequence_pages import SequencePages
 from hybridrt.config import EngineConfig
 from hybridrt.engine.sequence import Sequence
+
+REGULAR = 128  # tokens between checkpoints that are made while there are free pages
+MOST_REGULAR = 32  # of them for one prompt
 
 
 class Row(NamedTuple):
@@ -41,8 +45,11 @@ class Row(NamedTuple):
 class Scheduler:
     """Holds all unfinished sequences and the pages of those that run."""
 
-    def __init__(self, config: EngineConfig, pages: SequencePages) -> None:
+    def __init__(
+        self, config: EngineConfig, pages: SequencePages, rope_switch_length: int | None = None
+    ) -> None:
         self._config = config
+        self._rope_switch_length = rope_switch_length
         self._pages = pages
         self._page_size = config.page_size
         self._waiting: OrderedDict[str, Sequence] = OrderedDict()
@@ -91,7 +98,7 @@ class Scheduler:
         finished: list[Sequence] = []
         for (sequence, _, stop), token in zip(rows, tokens, strict=True):
             sequence.num_computed = stop
-            self._pages.commit(sequence.sequence_id, stop)
+            self._pages.commit(sequence.sequence_id, stop, sequence.token_ids)
             if token is not None:
                 sequence.append(token)
                 if sequence.finish_reason is not None:
@@ -105,12 +112,19 @@ class Scheduler:
         if self._running.pop(sequence.sequence_id, None) is None:
             del self._waiting[sequence.sequence_id]
         else:
-            self._pages.free(sequence.sequence_id)
+            self._pages.finish(sequence.sequence_id, sequence.token_ids)
 
-    def preempt(self, sequence: Sequence) -> None:
-        """Takes the pages of a running sequence, which will be computed again."""
+    def preempt(self, sequence: Sequence, *, has_failed: bool = False) -> None:
+        """Takes the pages of a running sequence, which will be computed again.
+
+        What the prefix cache can keep of them it finds there, unless a step has failed that
+        may have changed its states.
+        """
         del self._running[sequence.sequence_id]
-        self._pages.free(sequence.sequence_id)
+        if has_failed:
+            self._pages.free(sequence.sequence_id)
+        else:
+            self._pages.finish(sequence.sequence_id, sequence.token_ids)
         sequence.num_computed = 0
         sequence.num_preemptions += 1
         self._waiting[sequence.sequence_id] = sequence
@@ -121,7 +135,7 @@ class Scheduler:
         in_rows = {row.sequence.sequence_id for row in rows}
         for sequence_id in reversed([*self._running]):  # so that they wait in their order
             if sequence_id in in_rows:
-                self.preempt(self._running[sequence_id])
+                self.preempt(self._running[sequence_id], has_failed=True)
 
     def _continue_running(self) -> list[Row]:
         rows: list[Row] = []
@@ -166,7 +180,7 @@ class Scheduler:
             if not self._cramped.isdisjoint(self._running):
                 break
             sequence = next(iter(self._waiting.values()))
-            row = self._admit(self._next_row(sequence, budget))
+            row = self._admit(sequence, budget)
             if row is None:
                 break
             self._running[sequence.sequence_id] = self._waiting.pop(sequence.sequence_id)
@@ -174,14 +188,53 @@ class Scheduler:
             budget -= row.num_tokens
         return rows
 
-    def _admit(self, row: Row) -> Row | None:
-        """Pages for a waiting sequence. One that would run alone takes what there is."""
-        num_tokens = len(row.sequence.token_ids)
+    def _admit(self, sequence: Sequence, budget: int) -> Row | None:
+        """Pages for a waiting sequence. One that would run alone takes what there is.
+
+        It waits a step if the pages that it lacks are being computed for another.
+        """
+        match = self._match(sequence)
+        if match is not None and self._pages.is_coming(match):
+            return None
+        sequence.num_computed = 0 if match is None else match.position
+        row, num_tokens = self._next_row(sequence, budget), len(sequence.token_ids)
         for part in [row] if self._running else _parts(row):
-            if self._pages.can_admit(num_tokens, part.stop):
-                self._pages.admit(row.sequence.sequence_id, num_tokens, part.stop)
+            if self._pages.can_admit(num_tokens, part.stop, match):
+                salt = self._salt(sequence)
+                self._pages.admit(sequence.sequence_id, num_tokens, part.stop, match, salt)
+                if match is not None:
+                    self._plan_exports(sequence, match)
+                sequence.note_cached(match)
                 return part
         return None
+
+    def _match(self, sequence: Sequence) -> Match | None:
+        """What the cache has of a sequence. All tokens are computed whose logits are wanted."""
+        if sequence.next_prompt_logprob is not None:
+            return None
+        return self._pages.match(sequence.token_ids, self._salt(sequence))
+
+    def _salt(self, sequence: Sequence) -> str | None:
+        """Keeps apart what isn't the same: tenants, and keys turned by other frequencies."""
+        salt, switch = sequence.request.cache_salt, self._rope_switch_length
+        if switch is None:
+            return salt
+        return f"{len(sequence.token_ids) > switch}/{salt}"
+
+    def _plan_exports(self, sequence: Sequence, match: Match) -> None:
+        """Where this sequence's states are to be kept while they are computed.
+
+        At the last token but one, since the last is always computed; where its tokens part
+        from those that were seen before; and while there are free pages at regular places.
+        """
+        start, end = match.position, len(sequence.token_ids) - 1
+        interval = self._config.checkpoint_interval
+        step = interval or max(REGULAR, -(-end // (REGULAR * MOST_REGULAR)) * REGULAR)
+        places = dict.fromkeys(range(start // step * step + step, end, step), interval is not None)
+        places |= {match.matched: True} if start < match.matched < end else {}
+        places |= {end: True} if end > start else {}
+        for position in sorted(places, key=lambda p: (not places[p], -p)):
+            self._pages.reserve_export(sequence.sequence_id, position, is_useful=places[position])
 
     def _next_row(self, sequence: Sequence, budget: int) -> Row:
         start = sequence.num_computed

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from hybridrt.cache.prefix_tree import CacheNote, Match
 from hybridrt.engine.detokenizer import Detokenizer
 from hybridrt.request import CompletionOutput, Request, SamplingParams, TokenLogprobs
 
@@ -35,6 +36,8 @@ class Sequence:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     num_preemptions: int = 0
+    num_cached_tokens: int = 0
+    cache_note: CacheNote | None = None
     _stop_tokens: frozenset[int] = field(init=False)
     _least_tokens: int = field(init=False)
     _most_tokens: int = field(init=False)
@@ -69,6 +72,12 @@ class Sequence:
         if self.prompt_logprobs is None or len(self.prompt_logprobs) >= self.num_prompt_tokens:
             return None
         return len(self.prompt_logprobs)
+
+    def note_cached(self, match: Match | None) -> None:
+        """Notes what the cache had when the sequence first ran, which is what its output tells."""
+        if self.cache_note is None:
+            self.cache_note = "disabled" if match is None else match.note
+            self.num_cached_tokens = 0 if match is None else match.position
 
     def append(self, token: int) -> None:
         """Takes the next token, its text with it, and finishes if it ends the output."""

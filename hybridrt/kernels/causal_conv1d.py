@@ -21,6 +21,7 @@ def causal_conv1d(
     bias: Float[Tensor, " channels"] | None,
     conv_state: Float[Tensor, "pages width-1 channels"],
     pages: Int64[Tensor, " rows"],
+    initial_pages: Int64[Tensor, " rows"],
     batch: Rows,
     backend: StateBackend = "reference",
     activation: Literal["silu"] | None = "silu",
@@ -28,12 +29,14 @@ def causal_conv1d(
     """`silu(bias + sum_k weight[:, k] * x[t - width + 1 + k])`, channel by channel.
 
     With `activation=None` it is the sum alone.
-    Row i continues from the last `width - 1` inputs of its sequence, which stand, oldest
-    first, in page `pages[i]` of `conv_state`, and leaves its own there. A sequence that
-    begins (`has_initial_state` false) has zeros before it.
+    A state is the last `width - 1` inputs of a sequence, oldest first. Row i starts from the
+    state in page `initial_pages[i]` of `conv_state` (zeros where `has_initial_state` is
+    false) and leaves its own in `pages[i]`. A row that follows starts from what the row
+    before it has left; see `Rows`. What stands in any other page is not changed.
     """
+    args = (x, weight, bias, conv_state, pages, initial_pages, batch, activation)
     if backend == "mamba_ssm" and weight.shape[1] in _WIDTHS_OF_PACKAGE:
         from hybridrt.kernels.cuda import causal_conv1d as cuda
 
-        return cuda.causal_conv1d(x, weight, bias, conv_state, pages, batch, activation)
-    return reference.causal_conv1d(x, weight, bias, conv_state, pages, batch, activation)
+        return cuda.causal_conv1d(*args)
+    return reference.causal_conv1d(*args)

@@ -22,6 +22,7 @@ def gated_delta_rule(
     beta: Float[Tensor, "tokens heads"],
     ssm_state: Float[Tensor, "pages heads head_k_dim head_v_dim"],
     pages: Int64[Tensor, " rows"],
+    initial_pages: Int64[Tensor, " rows"],
     batch: Rows,
 ) -> Float[Tensor, "tokens heads head_v_dim"]:
     """`S = diag(exp(g)) S`, `S = S + beta k (v - S^T k)^T`, `y = S^T q` along each sequence.
@@ -33,4 +34,4 @@ def gated_delta_rule(
     float32; y has the dtype of v. States are read and left in pages as in
     `selective_scan`.
     """
-    return reference.gated_delta_rule(q, k, v, g, beta, ssm_state, pages, batch)
+    return reference.gated_delta_rule(q, k, v, g, beta, ssm_state, pages, initial_pages, batch)

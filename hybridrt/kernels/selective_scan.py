@@ -19,6 +19,7 @@ def selective_scan(
     D: Float[Tensor, " channels"],
     ssm_state: Float[Tensor, "pages channels state_size"],
     pages: Int64[Tensor, " rows"],
+    initial_pages: Int64[Tensor, " rows"],
     batch: Rows,
     backend: StateBackend = "reference",
 ) -> Float[Tensor, "tokens channels"]:
@@ -26,11 +27,14 @@ def selective_scan(
 
     Mamba, arXiv 2312.00752, algorithm 2, with the zero-order hold for A and the Euler
     step for B that its code uses. `dt` is positive (softplus is taken), A negative.
-    Computed in float32; y has the dtype of x. Row i continues from the state in page
-    `pages[i]` of `ssm_state`, or from zero where its sequence begins, and leaves the
-    state behind its last token there.
+    Computed in float32; y has the dtype of x.
+
+    Row i starts from the state in page `initial_pages[i]` of `ssm_state` (zeros where
+    `has_initial_state` is false) and leaves its own, behind its last token, in `pages[i]`. A
+    row that follows starts from what the row before it has left; see `Rows`. What stands in
+    any other page is not changed.
     """
-    args = (x, dt, A, B, C, D, ssm_state, pages, batch)
+    args = (x, dt, A, B, C, D, ssm_state, pages, initial_pages, batch)
     if backend == "numba":
         from hybridrt.kernels.cpu import selective_scan as cpu
 

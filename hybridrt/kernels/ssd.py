@@ -19,6 +19,7 @@ def ssd(
     D: Float[Tensor, " heads"],
     ssm_state: Float[Tensor, "pages heads head_dim state_size"],
     pages: Int64[Tensor, " rows"],
+    initial_pages: Int64[Tensor, " rows"],
     batch: Rows,
     chunk_size: int,
     backend: StateBackend = "reference",
@@ -32,7 +33,7 @@ def ssd(
     taken), A negative. Computed in float32; y has the dtype of x. States are read and
     left in pages as in `selective_scan`.
     """
-    args = (x, dt, A, B, C, D, ssm_state, pages, batch, chunk_size)
+    args = (x, dt, A, B, C, D, ssm_state, pages, initial_pages, batch, chunk_size)
     if backend == "numba":
         from hybridrt.kernels.cpu import ssd as cpu
 

@@ -84,9 +84,17 @@ class GatedDeltaNet(CachedLayer):
     ) -> Float[Tensor, "tokens hidden"]:
         cfg = self.config
         pages = batch.state_pages(self.cache_group, self.cache_part)
+        initial_pages = batch.initial_state_pages(self.cache_group, self.cache_part)
         qkv, z, b, a = self._project(hidden)
         qkv = causal_conv1d(
-            qkv, self.conv1d.taps, None, self.conv_state, pages, batch, self.state_backend
+            qkv,
+            self.conv1d.taps,
+            None,
+            self.conv_state,
+            pages,
+            initial_pages,
+            batch.for_states,
+            self.state_backend,
         )
         q, k, v = qkv.split([self.key_dim, self.key_dim, self.value_dim], dim=-1)
         q, k = (l2_norm(part.unflatten(-1, (cfg.num_key_heads, -1))) for part in (q, k))
@@ -98,7 +106,8 @@ class GatedDeltaNet(CachedLayer):
             torch.sigmoid(b.float()),
             self.ssm_state,
             pages,
-            batch,
+            initial_pages,
+            batch.for_states,
         )
         return self.out_proj(self.norm(y, z).flatten(1))
 

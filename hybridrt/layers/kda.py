@@ -88,11 +88,21 @@ class KimiDeltaAttention(CachedLayer):
         self, hidden: Float[Tensor, "tokens hidden"], batch: ForwardBatch
     ) -> Float[Tensor, "tokens hidden"]:
         pages = batch.state_pages(self.cache_group, self.cache_part)
+        initial_pages = batch.initial_state_pages(self.cache_group, self.cache_part)
         *qkv, f, z, b = self.in_proj(hidden).split(list(self.in_proj.parts.values()), dim=-1)
         convs = (self.q_conv1d, self.k_conv1d, self.v_conv1d)
         states = (self.q_conv_state, self.k_conv_state, self.v_conv_state)
         q, k, v = (
-            causal_conv1d(x, conv.taps, None, state, pages, batch, self.state_backend)
+            causal_conv1d(
+                x,
+                conv.taps,
+                None,
+                state,
+                pages,
+                initial_pages,
+                batch.for_states,
+                self.state_backend,
+            )
             for x, conv, state in zip(qkv, convs, states, strict=True)
         )
         y = gated_delta_rule(
@@ -103,7 +113,8 @@ class KimiDeltaAttention(CachedLayer):
             torch.sigmoid(b.float()),
             self.ssm_state,
             pages,
-            batch,
+            initial_pages,
+            batch.for_states,
         )
         return self.o_proj(self.o_norm(y, self._by_head(self.g_b_proj(z))).flatten(1))
 

@@ -79,7 +79,8 @@ class LightningAttention(CachedLayer):
             torch.zeros_like(self.log_decay),
             self.kv_state,
             batch.state_pages(self.cache_group, self.cache_part),
-            batch,
+            batch.initial_state_pages(self.cache_group, self.cache_part),
+            batch.for_states,
             CHUNK_SIZE,
             self.state_backend,
         )

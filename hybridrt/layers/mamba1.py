@@ -77,6 +77,7 @@ class Mamba1(CachedLayer):
         self, hidden: Float[Tensor, "tokens hidden"], batch: ForwardBatch
     ) -> Float[Tensor, "tokens hidden"]:
         pages = batch.state_pages(self.cache_group, self.cache_part)
+        initial_pages = batch.initial_state_pages(self.cache_group, self.cache_part)
         x, z = self.in_proj(hidden).chunk(2, dim=-1)
         x = causal_conv1d(
             x,
@@ -84,12 +85,25 @@ class Mamba1(CachedLayer):
             self.conv1d.bias,
             self.conv_state,
             pages,
-            batch,
+            initial_pages,
+            batch.for_states,
             self.state_backend,
         )
         dt, B, C = self._select(x)
         A = -torch.exp(self.A_log)
-        y = selective_scan(x, dt, A, B, C, self.D, self.ssm_state, pages, batch, self.state_backend)
+        y = selective_scan(
+            x,
+            dt,
+            A,
+            B,
+            C,
+            self.D,
+            self.ssm_state,
+            pages,
+            initial_pages,
+            batch.for_states,
+            self.state_backend,
+        )
         return self.out_proj(y * F.silu(z))
 
     def _select(self, x: Float[Tensor, "tokens inner"]) -> tuple[Tensor, Tensor, Tensor]:

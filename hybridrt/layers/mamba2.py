@@ -90,6 +90,7 @@ class Mamba2(CachedLayer):
     ) -> Float[Tensor, "tokens hidden"]:
         cfg = self.config
         pages = batch.state_pages(self.cache_group, self.cache_part)
+        initial_pages = batch.initial_state_pages(self.cache_group, self.cache_part)
         sizes = [self.inner, self.conv_channels, cfg.num_heads]
         z, xBC, dt = self.in_proj(hidden).split(sizes, dim=-1)
         xBC = causal_conv1d(
@@ -98,7 +99,8 @@ class Mamba2(CachedLayer):
             self.conv1d.bias,
             self.conv_state,
             pages,
-            batch,
+            initial_pages,
+            batch.for_states,
             self.state_backend,
         )
         group_size = cfg.n_groups * cfg.state_size
@@ -112,7 +114,8 @@ class Mamba2(CachedLayer):
             self.D,
             self.ssm_state,
             pages,
-            batch,
+            initial_pages,
+            batch.for_states,
             cfg.chunk_size,
             self.state_backend,
         )

@@ -56,7 +56,8 @@ class ShortConv(CachedLayer):
             self.conv.bias,
             self.conv_state,
             batch.state_pages(self.cache_group, self.cache_part),
-            batch,
+            batch.initial_state_pages(self.cache_group, self.cache_part),
+            batch.for_states,
             self.state_backend,
             activation=None,
         )

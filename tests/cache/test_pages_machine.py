@@ -290,7 +290,7 @@ class PagesMachine(RuleBasedStateMachine):
         allocator = self.pool.allocator
         tables = {name: list(self.pages_of(name)) for name in self.pages}
         groups = [repr(vars(group)) for group in allocator._groups]
-        whole = (allocator._free_slabs, allocator._references)
+        whole = (allocator._free_slabs,)
         return repr(whole), groups, tables, self.pool.flat.tobytes()
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from hypothesis import strategies as st
@@ -18,7 +19,8 @@ class Row:
     """One row: `queries` new tokens behind `context` earlier ones.
 
     `blocks` are its kernel blocks in token order, behind the first `released` ones, which
-    it has given back; `page` is the page of its state.
+    it has given back; `page` is the page of its state. It starts from the state in
+    `initial_page`, if that is another, and with `follows` goes on with the row before it.
     """
 
     context: int
@@ -26,6 +28,13 @@ class Row:
     blocks: Sequence[int] = ()
     page: int = 0
     released: int = 0
+    initial_page: int | None = None
+    follows: bool = False
+
+    @property
+    def starts_from(self) -> int:
+        """The page that its state is read from."""
+        return self.page if self.initial_page is None else self.initial_page
 
     @property
     def seq_len(self) -> int:
@@ -46,7 +55,7 @@ def make_batch(
     padding: int = 0,
 ) -> ForwardBatch:
     """The batch of these rows, decodes first. `padding` tokens of slot -1 follow the last."""
-    assert all(row.queries == 1 and row.context for row in rows[:num_decodes])
+    _check(rows, num_decodes)
     positions = [row.context + i for row in rows for i in range(row.queries)] + [0] * padding
     slots = [_slot(row, row.context + i, block_size) for row in rows for i in range(row.queries)]
     cu_seqlens = torch.tensor([0, *(row.queries for row in rows)]).cumsum(0)
@@ -60,13 +69,26 @@ def make_batch(
         logits_indices=cu_seqlens[1:] - 1,
         groups={
             TOKENS: TokenPages(_page_table(rows), torch.tensor(slots + [-1] * padding)),
-            STATES: StatePages(torch.tensor([[row.page for row in rows]])),
+            STATES: StatePages(
+                torch.tensor([[row.page for row in rows]]),
+                torch.tensor([[row.starts_from for row in rows]]),
+            ),
         },
         num_decodes=num_decodes,
         query_lens=torch.tensor([row.queries for row in rows]),
         context_lens=torch.tensor([row.context for row in rows]),
+        follows=torch.tensor([row.follows for row in rows]),
     )
     return batch if device == "cpu" else _to(batch, device)
+
+
+def _check(rows: Sequence[Row], num_decodes: int) -> None:
+    for row in rows[:num_decodes]:
+        assert row.queries == 1 and row.context and row.starts_from == row.page
+        assert not row.follows
+    for before, row in pairwise(rows):
+        if row.follows:
+            assert (row.starts_from, row.context) == (before.page, before.seq_len)
 
 
 def _slot(row: Row, position: int, block_size: int) -> int:
@@ -82,8 +104,14 @@ def _page_table(rows: Sequence[Row]) -> Tensor:
     return table
 
 
+def pages_of(batch: ForwardBatch) -> tuple[Tensor, Tensor]:
+    """The pages that the rows leave their states in, and those that they start from."""
+    return batch.state_pages(STATES), batch.initial_state_pages(STATES)
+
+
 def _to(batch: ForwardBatch, device: str) -> ForwardBatch:
-    tokens, states = batch.token_pages(TOKENS), batch.state_pages(STATES)
+    tokens, states = batch.token_pages(TOKENS), batch.groups[STATES]
+    assert isinstance(states, StatePages)
     return ForwardBatch(
         input_ids=batch.input_ids.to(device),
         positions=batch.positions.to(device),
@@ -94,11 +122,12 @@ def _to(batch: ForwardBatch, device: str) -> ForwardBatch:
         logits_indices=batch.logits_indices.to(device),
         groups={
             TOKENS: TokenPages(tokens.page_table.to(device), tokens.slots.to(device)),
-            STATES: StatePages(states[None].to(device)),
+            STATES: StatePages(states.pages.to(device), states.initial_pages.to(device)),
         },
         num_decodes=batch.num_decodes,
         query_lens=batch.query_lens,
         context_lens=batch.context_lens,
+        follows=batch.follows,
     )
 
 

@@ -4,8 +4,9 @@ The pool has other bytes before and behind the layer's rows, its pages go out in
 random order, and every byte that no live page holds is checked after each step.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -39,6 +40,8 @@ class _Sequence:
     pages: list[int] = field(default_factory=list)
     released: int = 0  # pages before those, which it has given back
     ever_held: set[int] = field(default_factory=set)
+    checkpoints: dict[int, int] = field(default_factory=dict)  # by tokens: a page of its own
+    starts_from: int | None = None  # another's checkpoint, before the first step
 
 
 class Bench:
@@ -49,7 +52,7 @@ class Bench:
         randomise(self.layer)
         self._format(setting)
         self._blocks_per_page = setting.page_size // setting.kernel_block_size
-        if self.layer.cache_spec.kind == "state":
+        if self.holds_states:
             self._blocks_per_page = 1
         self._setting = setting
         layer_bytes = self.layer.cache_spec.block_bytes
@@ -69,8 +72,13 @@ class Bench:
         layer.cache_format = CacheFormat(
             setting.kernel_block_size, setting.kv_layout, setting.kv_cache_dtype
         )
-        layer.cache_group = STATES if layer.cache_spec.kind == "state" else TOKENS
+        layer.cache_group = STATES if self.holds_states else TOKENS
         layer.state_backend = setting.state_backend
+
+    @property
+    def holds_states(self) -> bool:
+        """Whether a page holds a state, and not tokens."""
+        return self.layer.cache_spec.kind == "state"
 
     def num_tokens(self, name: str) -> int:
         """Tokens of that sequence that are in the cache."""
@@ -84,14 +92,36 @@ class Bench:
         """Its pages, and those that it has given back."""
         return set(self._live[name].ever_held)
 
-    def step(self, work: Sequence[tuple[str, Tensor]]) -> dict[str, Tensor]:
-        """Runs the next tokens of some sequences, `[tokens, hidden]` each, in one batch."""
-        work = sorted(work, key=lambda item: not self._is_decode(*item))
-        num_decodes = sum(self._is_decode(*item) for item in work)
-        rows = [self._row(name, len(x)) for name, x in work]
+    def checkpoint(self, name: str, position: int) -> Tensor:
+        """The bytes of the checkpoint that the sequence left behind that many tokens."""
+        return self._bytes([self._live[name].checkpoints[position]])
+
+    def contents(self, name: str) -> Tensor:
+        """The bytes of a sequence's pages, `[blocks, layer_bytes]`."""
+        return self._bytes(self._live[name].pages)
+
+    def start_from(self, name: str, of: str, position: int) -> None:
+        """A new sequence that will read its state where the other has left a checkpoint."""
+        page = self._live[of].checkpoints[position]
+        self._live[name] = _Sequence(position, starts_from=page)
+
+    def step(
+        self, work: Sequence[tuple[str, Tensor]], cuts: Mapping[str, Sequence[int]] | None = None
+    ) -> dict[str, Tensor]:
+        """Runs the next tokens of some sequences, `[tokens, hidden]` each, in one batch.
+
+        Those of a sequence in `cuts` are prefill rows, cut behind so many of the new tokens,
+        and leave a checkpoint at each cut.
+        """
+        cuts = {} if cuts is None else cuts
+        decodes = {name for name, x in work if name not in cuts and self._is_decode(name, x)}
+        work = sorted(work, key=lambda item: item[0] not in decodes)
+        rows = [row for name, x in work for row in self._rows(name, len(x), cuts.get(name, ()))]
         size = self._setting.kernel_block_size
-        batch = make_batch(rows, num_decodes=num_decodes, block_size=size)
+        batch = make_batch(rows, num_decodes=len(decodes), block_size=size)
+        before = self.pool.clone()
         out = self._forward(torch.cat([x for _, x in work]), batch)
+        self._check_states(before, rows)
         for name, _ in work:
             self._release(self._live[name])
         self.check_poison()
@@ -107,7 +137,8 @@ class Bench:
 
     def drop(self, name: str) -> None:
         """Frees a sequence's pages, now poison; the next to need one gets the last freed."""
-        self._free_pages(self._live.pop(name).pages)
+        sequence = self._live.pop(name)
+        self._free_pages([*sequence.pages, *sequence.checkpoints.values()])
 
     def _free_pages(self, pages: Sequence[int]) -> None:
         for page in pages:
@@ -127,33 +158,65 @@ class Bench:
 
     def check_poison(self) -> None:
         """Nothing but the layer's bytes of live pages has been written."""
-        live = self._blocks_of([page for of in self._live.values() for page in of.pages])
+        held = [[*of.pages, *of.checkpoints.values()] for of in self._live.values()]
+        live = self._blocks_of([page for pages in held for page in pages])
         free = torch.ones(len(self.pool), dtype=torch.bool)
         free[live] = False
         assert self.pool[free].eq(POISON).all(), "a write into a free page"
         assert self.pool[:, :_BEFORE].eq(POISON).all(), "a write before the layer's bytes"
         assert self.pool[:, -_BEHIND:].eq(POISON).all(), "a write behind the layer's bytes"
 
+    def _check_states(self, before: Tensor, rows: Sequence[Row]) -> None:
+        """No page has changed that isn't a row's own."""
+        if self.holds_states:
+            others = torch.ones(len(self.pool), dtype=torch.bool)
+            others[[row.page for row in rows]] = False
+            assert torch.equal(before[others], self.pool[others]), "a write into another's page"
+
+    def _bytes(self, pages: Sequence[int]) -> Tensor:
+        return self.pool[self._blocks_of(pages), _BEFORE:-_BEHIND]
+
     def _is_decode(self, name: str, x: Tensor) -> bool:
-        return len(x) == 1 and self.num_tokens(name) > 0
+        context = self.num_tokens(name)
+        return len(x) == 1 and context > 0 and self._live[name].starts_from is None
+
+    def _rows(self, name: str, queries: int, cuts: Sequence[int]) -> list[Row]:
+        """One row, or more that follow each other: the last has the sequence's own page."""
+        whole = self._row(name, queries)
+        sequence, rows = self._live[name], list[Row]()
+        for start, stop in pairwise([0, *cuts, queries]):
+            context, page, before = whole.context + start, whole.page, whole.starts_from
+            if self.holds_states:
+                if stop < queries:
+                    page = sequence.checkpoints[whole.context + stop] = self._free.pop()
+                before = rows[-1].page if rows else before
+            gone = self._first_block(context) - whole.released
+            blocks, released = whole.blocks[gone:], whole.released + gone
+            rows.append(
+                Row(context, stop - start, blocks, page, released, before, follows=start > 0)
+            )
+        return rows
 
     def _row(self, name: str, queries: int) -> Row:
         sequence = self._live.setdefault(name, _Sequence())
         context = sequence.num_tokens
         sequence.num_tokens += queries
-        kind, size = self.layer.cache_spec.kind, self._setting.page_size
-        need = 1 if kind == "state" else -(-sequence.num_tokens // size) - sequence.released
+        size = self._setting.page_size
+        need = 1 if self.holds_states else -(-sequence.num_tokens // size) - sequence.released
         while len(sequence.pages) < need:
             sequence.pages.append(self._free.pop())
             sequence.ever_held.add(sequence.pages[-1])
-        if kind == "state":
-            return Row(context, queries, page=sequence.pages[0])
-        blocks, released = self._blocks_of(sequence.pages), 0
-        window = self.layer.cache_spec.window
-        if window is not None:  # a table begins with a block, not with a page
-            released = window.first_visible(context) // self._setting.kernel_block_size
-            blocks = blocks[released - sequence.released * self._blocks_per_page :]
+        if self.holds_states:
+            before, sequence.starts_from = sequence.starts_from, None
+            return Row(context, queries, page=sequence.pages[0], initial_page=before)
+        blocks, released = self._blocks_of(sequence.pages), self._first_block(context)
+        blocks = blocks[released - sequence.released * self._blocks_per_page :]
         return Row(context, queries, blocks, released=released)
+
+    def _first_block(self, context: int) -> int:
+        """What a page table begins with: a block, not a page."""
+        window = self.layer.cache_spec.window
+        return window.first_visible(context) // self._setting.kernel_block_size if window else 0
 
     def _blocks_of(self, pages: Sequence[int]) -> list[int]:
         r = self._blocks_per_page

@@ -13,12 +13,12 @@ from hybridrt.kernels.backend import StateBackend
 from hybridrt.kernels.causal_conv1d import causal_conv1d
 from tests.harness.batches import (
     EXTREMES,
-    STATES,
     Ragged,
     Row,
     draw_tables,
     in_company,
     make_batch,
+    pages_of,
     ragged,
 )
 from tests.harness.properties import bounded
@@ -81,7 +81,7 @@ def _check(
         weight.to(device),
         bias[0].to(device) if bias else None,
         after,
-        batch.state_pages(STATES),
+        *pages_of(batch),
         batch,
         backend,
         "silu" if activated else None,
@@ -149,8 +149,8 @@ def test_bug_09_a_chunk_goes_on_from_the_inputs_before_it(
         for start, stop in zip([0, *cuts], [*cuts, len(x)], strict=True):
             row = Row(start, stop - start, page=1)
             batch = make_batch([row], num_decodes=row.queries == 1 and start > 0, device=device)
-            pages = batch.state_pages(STATES)
-            parts.append(causal_conv1d(x[start:stop], weight, None, state, pages, batch, backend))
+            pages = pages_of(batch)
+            parts.append(causal_conv1d(x[start:stop], weight, None, state, *pages, batch, backend))
         return torch.cat(parts)
 
     whole = run([])

@@ -13,12 +13,12 @@ from hybridrt.batch import ForwardBatch
 from hybridrt.kernels.gated_delta_rule import gated_delta_rule
 from tests.harness.batches import (
     EXTREMES,
-    STATES,
     Ragged,
     Row,
     draw_tables,
     in_company,
     make_batch,
+    pages_of,
     ragged,
 )
 from tests.harness.properties import bounded
@@ -92,7 +92,7 @@ def _inputs(
 
 def _run(inputs: Sequence[Tensor], batch: ForwardBatch) -> Tensor:
     q, k, v, g, beta, state = inputs
-    return gated_delta_rule(q, k, v, g, beta, state, batch.state_pages(STATES), batch)
+    return gated_delta_rule(q, k, v, g, beta, state, *pages_of(batch), batch)
 
 
 def _check(

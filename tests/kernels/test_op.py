@@ -14,7 +14,7 @@ import hybridrt.kernels
 from hybridrt.kernels import op as kernels_op
 from hybridrt.kernels.moe import stacked_moe_experts
 from hybridrt.kernels.ssd import ssd
-from tests.harness.batches import STATES, Row, make_batch
+from tests.harness.batches import Row, make_batch, pages_of
 from tests.harness.bench import Bench, Setting, random_tokens
 from tests.harness.graphs import QUIET, Graphs, calls, writes
 from tests.harness.layer_rows import BY_REASON
@@ -61,12 +61,12 @@ class _Recorder(TorchDispatchMode):
 
 
 def _step(name: str) -> tuple[list[Tensor], Tensor, _Recorder]:
-    """The outputs of a decode row beside a prefill chunk, the pool behind it, and the calls."""
+    """The outputs of a decode row beside a chunk in two rows, the pool behind, and the calls."""
     reason, setting = LAYERS[name]
     bench, x = Bench(BY_REASON[reason], setting), random_tokens(20, seed=0)
     bench.step([("old", x[:7])])
     with _Recorder() as recorder:
-        out = bench.step([("old", x[7:8]), ("new", x[8:])])
+        out = bench.step([("old", x[7:8]), ("new", x[8:])], {"new": [4]})
     return list(out.values()), bench.pool, recorder
 
 
@@ -130,7 +130,7 @@ def test_a_cache_that_nobody_bound_goes_into_a_graph_as_it_is() -> None:
     x, B, dt, A = torch.randn(2, 4, 6), torch.randn(2, 2, 5), torch.rand(2, 4), -torch.rand(4)
 
     def scan(state: Tensor) -> Tensor:
-        return ssd(x, dt, A, B, B, A, state, batch.state_pages(STATES), batch, chunk_size=8)
+        return ssd(x, dt, A, B, B, A, state, *pages_of(batch), batch, chunk_size=8)
 
     graphs, states = Graphs(), [torch.zeros(3, 4, 6, 5), torch.zeros(3, 4, 6, 5)]
     compiled = torch.compile(scan, fullgraph=True, backend=graphs)

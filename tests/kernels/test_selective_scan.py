@@ -13,12 +13,12 @@ from hybridrt.kernels.backend import StateBackend
 from hybridrt.kernels.selective_scan import selective_scan
 from tests.harness.batches import (
     EXTREMES,
-    STATES,
     Ragged,
     Row,
     draw_tables,
     in_company,
     make_batch,
+    pages_of,
     ragged,
 )
 from tests.harness.properties import bounded
@@ -65,7 +65,7 @@ def _inputs(
 
 def _scan(inputs: Sequence[Tensor], batch: ForwardBatch, backend: StateBackend) -> Tensor:
     x, dt, A, B, C, D, state = inputs
-    return selective_scan(x, dt, A, B, C, D, state, batch.state_pages(STATES), batch, backend)
+    return selective_scan(x, dt, A, B, C, D, state, *pages_of(batch), batch, backend)
 
 
 def _check(

@@ -14,12 +14,12 @@ from hybridrt.kernels.backend import StateBackend
 from hybridrt.kernels.ssd import ssd
 from tests.harness.batches import (
     EXTREMES,
-    STATES,
     Ragged,
     Row,
     draw_tables,
     in_company,
     make_batch,
+    pages_of,
     ragged,
 )
 from tests.harness.properties import bounded
@@ -94,8 +94,8 @@ def _scan(
     inputs: Sequence[Tensor], batch: ForwardBatch, chunk_size: int, backend: StateBackend
 ) -> Tensor:
     x, dt, A, B, C, D, state = inputs
-    pages = batch.state_pages(STATES)
-    return ssd(x, dt, A, B, C, D, state, pages, batch, chunk_size, backend)
+    pages = pages_of(batch)
+    return ssd(x, dt, A, B, C, D, state, *pages, batch, chunk_size, backend)
 
 
 def _check(

@@ -24,15 +24,18 @@ def selective_scan(
     D: Float[Tensor, " channels"],
     ssm_state: Float[Tensor, "pages channels state_size"],
     pages: Int64[Tensor, " rows"],
+    initial_pages: Int64[Tensor, " rows"],
     batch: Rows,
 ) -> Float[Tensor, "tokens channels"]:
     """See `hybridrt.kernels.selective_scan`."""
-    state = load_states(ssm_state, pages, batch.has_initial_state, torch.float32)
     y = torch.empty(x.shape, dtype=torch.float32)
     inputs = [_array(part) for part in (x, dt, A, B, C, D)]
-    cu_seqlens = batch.cu_seqlens_q.numpy()
-    _scan(*inputs, cu_seqlens, state.numpy(), y.numpy())  # pyright: ignore[reportCallIssue]
-    store_states(ssm_state, pages, state)
+    cu_seqlens, out = batch.cu_seqlens_q.numpy(), y.numpy()
+    for rows in batch.turns:
+        state = load_states(ssm_state, initial_pages, batch, rows, torch.float32)
+        starts = cu_seqlens[rows.start : rows.stop + 1]
+        _scan(*inputs, starts, state.numpy(), out)  # pyright: ignore[reportCallIssue]
+        store_states(ssm_state, pages[rows], state)
     return y.to(x.dtype)
 
 

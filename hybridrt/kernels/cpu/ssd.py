@@ -12,7 +12,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from hybridrt.batch import Rows
-from hybridrt.kernels.cpu.flat import flat_pages
+from hybridrt.kernels.cpu.flat import flat_pages, move_states
 from hybridrt.kernels.reference import ssd as reference
 
 
@@ -25,17 +25,23 @@ def ssd(
     D: Float[Tensor, " heads"],
     ssm_state: Float[Tensor, "pages heads head_dim state_size"],
     pages: Int64[Tensor, " rows"],
+    initial_pages: Int64[Tensor, " rows"],
     batch: Rows,
     chunk_size: int,
 ) -> Float[Tensor, "tokens heads head_dim"]:
     """See `hybridrt.kernels.ssd`. `chunk_size` is of no use here."""
     if ssm_state.dtype != torch.float32:  # numba has no bfloat16
-        return reference.ssd(x, dt, A, B, C, D, ssm_state, pages, batch, chunk_size)
+        return reference.ssd(x, dt, A, B, C, D, ssm_state, pages, initial_pages, batch, chunk_size)
     y = torch.empty(x.shape, dtype=torch.float32)
     inputs = [_array(part) for part in (x, dt, torch.exp(dt.float() * A), B, C, D)]
     flat, offsets = flat_pages(ssm_state, pages)
-    rows = (batch.cu_seqlens_q.numpy(), batch.has_initial_state.numpy(), offsets)
-    _scan(*inputs, *rows, flat, y.numpy())  # pyright: ignore[reportCallIssue]
+    cu_seqlens, has_initial = batch.cu_seqlens_q.numpy(), batch.has_initial_state.numpy()
+    out = y.numpy()
+    for rows in batch.turns:
+        if rows.stop > batch.num_decodes:
+            move_states(ssm_state, pages[rows], initial_pages[rows])
+        of_rows = (cu_seqlens[rows.start : rows.stop + 1], has_initial[rows], offsets[rows])
+        _scan(*inputs, *of_rows, flat, out)  # pyright: ignore[reportCallIssue]
     return y.to(x.dtype)
 
 

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from hybridrt.batch import Rows
-from hybridrt.kernels.reference.states import load_states, store_states
+from hybridrt.kernels.reference.states import prefill_states
 
 
 def causal_conv1d(
@@ -16,6 +16,7 @@ def causal_conv1d(
     bias: Float[Tensor, " channels"] | None,
     conv_state: Float[Tensor, "pages history channels"],
     pages: Int64[Tensor, " rows"],
+    initial_pages: Int64[Tensor, " rows"],
     batch: Rows,
     activation: Literal["silu"] | None = "silu",
 ) -> Float[Tensor, "tokens channels"]:
@@ -36,19 +37,14 @@ def causal_conv1d(
             activation=activation,
             conv_state_indices=pages[:n].int(),
         )
-    if n == batch.num_rows:
-        return out
-    history = load_states(conv_state, pages[n:], batch.has_initial_state[n:], x.dtype)
-    for row in batch.prefills:
-        before = history[row.row - n]
+    for row, history in prefill_states(conv_state, pages, initial_pages, batch, x.dtype):
         tokens = x[row.start : row.stop].contiguous()
         out[row.start : row.stop] = causal_conv1d_fn(
             tokens.t()[None],
             weight,
             bias,
-            initial_states=before.t()[None],
+            initial_states=history.t()[None],
             activation=activation,
         )[0].t()
-        history[row.row - n] = torch.cat([before, tokens])[len(tokens) :]
-    store_states(conv_state, pages[n:], history)
+        history.copy_(torch.cat([history, tokens])[len(tokens) :])
     return out

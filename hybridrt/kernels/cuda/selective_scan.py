@@ -5,7 +5,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from hybridrt.batch import Rows
-from hybridrt.kernels.reference.states import load_states, store_states
+from hybridrt.kernels.reference.states import prefill_states
 
 
 def selective_scan(
@@ -17,6 +17,7 @@ def selective_scan(
     D: Float[Tensor, " channels"],
     ssm_state: Float[Tensor, "pages channels state_size"],
     pages: Int64[Tensor, " rows"],
+    initial_pages: Int64[Tensor, " rows"],
     batch: Rows,
 ) -> Float[Tensor, "tokens channels"]:
     """See `hybridrt.kernels.selective_scan`. Decode rows change their pages in place."""
@@ -33,10 +34,7 @@ def selective_scan(
         y[:n] = selective_state_update(
             ssm_state, x[:n], dt[:n], A, B[:n], C[:n], D, state_batch_indices=pages[:n].int()
         )
-    if n == batch.num_rows:
-        return y
-    state = load_states(ssm_state, pages[n:], batch.has_initial_state[n:], torch.float32)
-    for row in batch.prefills:
+    for row, state in prefill_states(ssm_state, pages, initial_pages, batch, torch.float32):
         u, step, b, c = (
             part[row.start : row.stop].float().t().contiguous()[None] for part in (x, dt, B, C)
         )
@@ -44,11 +42,10 @@ def selective_scan(
         if row.context:
             # That kernel starts from zero. The recurrence is linear in its state, so what
             # an earlier one adds is added here.
-            seen, last = _continue(state[row.row - n], step[0].t(), A, c[0].t(), last)
+            seen, last = _continue(state, step[0].t(), A, c[0].t(), last)
             out = out + seen.t()
         y[row.start : row.stop] = out[0].t()
-        state[row.row - n] = last[0]
-    store_states(ssm_state, pages[n:], state)
+        state.copy_(last[0])
     return y
 
 

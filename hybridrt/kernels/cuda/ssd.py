@@ -5,7 +5,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from hybridrt.batch import Rows
-from hybridrt.kernels.reference.states import load_states, store_states
+from hybridrt.kernels.reference.states import prefill_states
 
 
 def ssd(
@@ -17,6 +17,7 @@ def ssd(
     D: Float[Tensor, " heads"],
     ssm_state: Float[Tensor, "pages heads head_dim state_size"],
     pages: Int64[Tensor, " rows"],
+    initial_pages: Int64[Tensor, " rows"],
     batch: Rows,
     chunk_size: int,
 ) -> Float[Tensor, "tokens heads head_dim"]:
@@ -42,12 +43,8 @@ def ssd(
             D[:, None].expand(-1, head_dim),
             state_batch_indices=pages[:n].int(),
         )
-    if n == batch.num_rows:
-        return y
-    state = load_states(ssm_state, pages[n:], batch.has_initial_state[n:], torch.float32)
-    for row in batch.prefills:
+    for row, state in prefill_states(ssm_state, pages, initial_pages, batch, torch.float32):
         t = slice(row.start, row.stop)
-        i = row.row - n
         out, last = mamba_chunk_scan_combined(
             x[t][None],
             dt[t][None],
@@ -56,9 +53,9 @@ def ssd(
             C[t][None],
             chunk_size,
             D=D,
-            initial_states=state[i : i + 1],
+            initial_states=state[None],
             return_final_states=True,
         )
-        y[t], state[i] = out[0], last[0]
-    store_states(ssm_state, pages[n:], state)
+        y[t] = out[0]
+        state.copy_(last[0])
     return y

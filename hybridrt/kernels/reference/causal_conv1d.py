@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from hybridrt.batch import Rows
-from hybridrt.kernels.reference.states import load_states, store_states
+from hybridrt.kernels.reference.states import prefill_states, store_states
 
 
 def causal_conv1d(
@@ -17,22 +17,21 @@ def causal_conv1d(
     bias: Float[Tensor, " channels"] | None,
     conv_state: Float[Tensor, "pages history channels"],
     pages: Int64[Tensor, " rows"],
+    initial_pages: Int64[Tensor, " rows"],
     batch: Rows,
     activation: Literal["silu"] | None = "silu",
 ) -> Float[Tensor, "tokens channels"]:
     """See `hybridrt.kernels.causal_conv1d`."""
-    history = load_states(conv_state, pages, batch.has_initial_state, x.dtype)
     out = torch.empty_like(x)
     n = batch.num_decodes
     if n:
-        window = torch.cat([history[:n], x[:n, None]], dim=1)
+        window = torch.cat([conv_state[pages[:n]].to(x.dtype), x[:n, None]], dim=1)
         out[:n] = (window * weight.t()).sum(1)
-        history[:n] = window[:, 1:]
-    for row in batch.prefills:
-        window = torch.cat([history[row.row], x[row.start : row.stop]])
+        store_states(conv_state, pages[:n], window[:, 1:])
+    for row, history in prefill_states(conv_state, pages, initial_pages, batch, x.dtype):
+        window = torch.cat([history, x[row.start : row.stop]])
         out[row.start : row.stop] = _convolve(window, weight)
-        history[row.row] = window[len(window) - history.shape[1] :]
-    store_states(conv_state, pages, history)
+        history.copy_(window[len(window) - len(history) :])
     if bias is not None:
         out = out + bias
     return out if activation is None else silu(out)

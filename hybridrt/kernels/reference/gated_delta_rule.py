@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from hybridrt.batch import Rows
-from hybridrt.kernels.reference.states import load_states, store_states
+from hybridrt.kernels.reference.states import prefill_states, store_states
 
 LONGEST_CHUNK = 32  # a power of two; the work inside a chunk grows with its square
 CHUNKS_AT_ONCE = 4  # what they need beside their inputs stays in a CPU's cache
@@ -21,6 +21,7 @@ def gated_delta_rule(
     beta: Float[Tensor, "tokens heads"],
     ssm_state: Float[Tensor, "pages heads head_k_dim head_v_dim"],
     pages: Int64[Tensor, " rows"],
+    initial_pages: Int64[Tensor, " rows"],
     batch: Rows,
 ) -> Float[Tensor, "tokens heads head_v_dim"]:
     """See `hybridrt.kernels.gated_delta_rule`."""
@@ -32,15 +33,10 @@ def gated_delta_rule(
         state = ssm_state[pages[:n]].float()
         y[:n] = _step(q[:n], k[:n], v[:n], g[:n], beta[:n], state)
         store_states(ssm_state, pages[:n], state)
-    if n == batch.num_rows:
-        return y
-    states = load_states(ssm_state, pages[n:], batch.has_initial_state[n:], torch.float32)
-    for row in batch.prefills:
-        state = states[row.row - n]
+    for row, state in prefill_states(ssm_state, pages, initial_pages, batch, torch.float32):
         for start in range(row.start, row.stop, CHUNKS_AT_ONCE * LONGEST_CHUNK):
             t = slice(start, min(start + CHUNKS_AT_ONCE * LONGEST_CHUNK, row.stop))
             y[t] = _scan(q[t], k[t], v[t], g[t], beta[t], state)
-    store_states(ssm_state, pages[n:], states)
     return y
 
 

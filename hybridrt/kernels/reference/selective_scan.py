@@ -5,7 +5,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from hybridrt.batch import Rows
-from hybridrt.kernels.reference.states import load_states, store_states
+from hybridrt.kernels.reference.states import prefill_states, store_states
 
 CHUNK = 32  # tokens: bounds the memory of one chunk's states
 
@@ -19,26 +19,26 @@ def selective_scan(
     D: Float[Tensor, " channels"],
     ssm_state: Float[Tensor, "pages channels state_size"],
     pages: Int64[Tensor, " rows"],
+    initial_pages: Int64[Tensor, " rows"],
     batch: Rows,
 ) -> Float[Tensor, "tokens channels"]:
     """See `hybridrt.kernels.selective_scan`."""
     xf, dt, B, C = x.float(), dt.float(), B.float(), C.float()
-    state = load_states(ssm_state, pages, batch.has_initial_state, torch.float32)
     y = torch.empty_like(xf)
     n = batch.num_decodes
     if n:
         decay, update = _step(xf[:n], dt[:n], A, B[:n])
-        state[:n] = decay * state[:n] + update
-        y[:n] = (state[:n] * C[:n, None]).sum(-1)
-    for row in batch.prefills:
-        h = state[row.row]
+        states = decay * ssm_state[pages[:n]].float() + update
+        y[:n] = (states * C[:n, None]).sum(-1)
+        store_states(ssm_state, pages[:n], states)
+    for row, state in prefill_states(ssm_state, pages, initial_pages, batch, torch.float32):
+        h = state
         for start in range(row.start, row.stop, CHUNK):
             tokens = slice(start, min(start + CHUNK, row.stop))
             hs = _scan(*_step(xf[tokens], dt[tokens], A, B[tokens]), h)
             y[tokens] = (hs * C[tokens, None]).sum(-1)
             h = hs[-1]
-        state[row.row] = h
-    store_states(ssm_state, pages, state)
+        state.copy_(h)
     return (y + D.float() * xf).to(x.dtype)
 
 

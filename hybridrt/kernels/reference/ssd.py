@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from hybridrt.batch import Rows
-from hybridrt.kernels.reference.states import load_states, store_states
+from hybridrt.kernels.reference.states import prefill_states, store_states
 
 LONGEST_CHUNK = 64  # decays between tokens are computed per pair: longer chunks waste time
 SMALLEST_LOG = -80.0  # exp gives 2e-35: nothing beside 1, and no slow subnormal number
@@ -21,6 +21,7 @@ def ssd(
     D: Float[Tensor, " heads"],
     ssm_state: Float[Tensor, "pages heads head_dim state_size"],
     pages: Int64[Tensor, " rows"],
+    initial_pages: Int64[Tensor, " rows"],
     batch: Rows,
     chunk_size: int,
 ) -> Float[Tensor, "tokens heads head_dim"]:
@@ -31,7 +32,7 @@ def ssd(
     if n:
         y[:n] = decode(x[:n], dt[:n], *args)
     if n < batch.num_rows:
-        prefill(y, x, dt, *args, batch, chunk_size)
+        prefill(y, x, dt, *args, initial_pages, batch, chunk_size)
     return y
 
 
@@ -63,18 +64,17 @@ def prefill(
     D: Float[Tensor, " heads"],
     ssm_state: Float[Tensor, "pages heads head_dim state_size"],
     pages: Int64[Tensor, " rows"],
+    initial_pages: Int64[Tensor, " rows"],
     batch: Rows,
     chunk_size: int,
 ) -> None:
     """Writes the prefill rows' part of y."""
-    n = batch.num_decodes
-    state = load_states(ssm_state, pages[n:], batch.has_initial_state[n:], torch.float32)
-    for row in batch.prefills:
-        t, i = slice(row.start, row.stop), row.row - n
+    for row, state in prefill_states(ssm_state, pages, initial_pages, batch, torch.float32):
+        t = slice(row.start, row.stop)
         xf = x[t].float()
-        out, state[i] = _scan(xf, dt[t].float(), A, B[t], C[t], state[i], chunk_size)
+        out, last = _scan(xf, dt[t].float(), A, B[t], C[t], state, chunk_size)
         y[t] = torch.addcmul(out, D[:, None], xf)
-    store_states(ssm_state, pages[n:], state)
+        state.copy_(last)
 
 
 def _step(

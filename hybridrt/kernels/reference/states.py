@@ -1,23 +1,30 @@
 """Reads the states that sequences start a step with, and writes back those they end it with."""
 
+from collections.abc import Iterator
+
 import torch
-from jaxtyping import Bool, Float, Int64, Shaped
+from jaxtyping import Float, Int64, Shaped
 from torch import Tensor
+
+from hybridrt.batch import Prefill, Rows
 
 
 def load_states(
     cache: Shaped[Tensor, "  pages *state"],
-    pages: Int64[Tensor, " rows"],
-    has_initial_state: Bool[Tensor, " rows"],
+    initial_pages: Int64[Tensor, " rows"],
+    batch: Rows,
+    rows: slice,
     dtype: torch.dtype,
-) -> Float[Tensor, "  rows *state"]:
-    """A copy of each row's state; zeros for a row that begins a sequence.
+) -> Float[Tensor, "  loaded *state"]:
+    """A copy of the states that these rows start from; zeros for a row that begins a sequence.
 
     What stands in the page of a new sequence is another's, or poison, and not read.
     """
-    states = cache[pages].to(dtype)
-    fresh = ~has_initial_state.view(-1, *[1] * (states.dim() - 1))
-    return states.masked_fill_(fresh, 0)
+    states = cache[initial_pages[rows]].to(dtype)
+    if rows.stop > batch.num_decodes:
+        fresh = ~batch.has_initial_state[rows].view(-1, *[1] * (states.dim() - 1))
+        states.masked_fill_(fresh, 0)
+    return states
 
 
 def store_states(
@@ -27,3 +34,23 @@ def store_states(
 ) -> None:
     """Writes each row's state to its page, in the cache's dtype."""
     cache[pages] = states.to(cache.dtype)
+
+
+def prefill_states(
+    cache: Shaped[Tensor, "  pages *state"],
+    pages: Int64[Tensor, " rows"],
+    initial_pages: Int64[Tensor, " rows"],
+    batch: Rows,
+    dtype: torch.dtype,
+) -> Iterator[tuple[Prefill, Float[Tensor, " *state"]]]:
+    """Each prefill row with a copy of the state it starts from, in order.
+
+    Whoever iterates makes of it, in place, the state that the row leaves. That is written to
+    the row's page before a row that follows is read, and at last when the iteration ends.
+    """
+    prefills, n = batch.prefills, batch.num_decodes
+    for turn in batch.turns if prefills else []:
+        rows = slice(max(turn.start, n), turn.stop)
+        states = load_states(cache, initial_pages, batch, rows, dtype)
+        yield from zip(prefills[rows.start - n : rows.stop - n], states, strict=True)
+        store_states(cache, pages[rows], states)

@@ -1,0 +1,274 @@
+"""The prefix cache: takes in pages and states, finds them again, and drops what is worth least.
+
+What nobody uses is dropped when its room is needed: first what no hit could use any more,
+then checkpoints, the least worth first, and with each the pages that served it alone.
+"""
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+
+from hybridrt.cache.page_table import PhysicalId
+from hybridrt.cache.plan import GroupPlan
+from hybridrt.cache.pool import Pool
+from hybridrt.cache.prefix_tree import (
+    SUPERSEDED,
+    USEFUL,
+    Checkpoint,
+    Finder,
+    Match,
+    Node,
+)
+from hybridrt.config import EngineConfig
+
+MOST_GHOSTS = 65_536  # nodes remembered after their pages were dropped
+
+
+class PrefixCache:
+    """Finds, takes in and drops pages and checkpoints. It holds none itself: they are kept."""
+
+    def __init__(self, pool: Pool, page_size: int, checkpoint_bytes: int | None = None) -> None:
+        self._pool = pool
+        self.page_size = page_size
+        groups = list(enumerate(pool.plan.groups))
+        self.token_groups: list[tuple[int, GroupPlan]] = [x for x in groups if x[1].page_size]
+        self.state_groups: list[tuple[int, GroupPlan]] = [x for x in groups if not x[1].page_size]
+        state_bytes = sum(plan.parts * plan.page_stride for _, plan in self.state_groups)
+        self._most_checkpoints = (
+            None if checkpoint_bytes is None or not state_bytes else checkpoint_bytes // state_bytes
+        )
+        self._roots: dict[str | None, Node] = {}
+        plans = [plan for _, plan in self.token_groups]
+        self._finder = Finder(self._roots, page_size, plans, bool(self.state_groups))
+        self._clock = 0
+        self._pushed = 0
+        self._leaves: list[tuple[int, int, Node]] = []
+        self._heap: list[tuple[int, int, int, Checkpoint]] = []
+        self._behind: OrderedDict[tuple[int, PhysicalId], Node] = OrderedDict()
+        self._ghosts: OrderedDict[int, Node] = OrderedDict()
+        self.num_nodes = 0
+        self.num_checkpoints = 0
+        self.num_dropped = {"pages": 0, "checkpoints": 0}
+
+    def match(self, tokens: Sequence[int], salt: str | None = None) -> Match:
+        """The longest hit for a prompt, of at most all but its last token."""
+        return self._finder.match(tokens, salt)
+
+    def root(self, salt: str | None) -> Node:
+        """The node before the first token of all prompts with this salt."""
+        if salt not in self._roots:
+            self._roots[salt] = Node(None, b"", 0, [], salt)
+        return self._roots[salt]
+
+    def begin(self, match: Match | None, salt: str | None) -> Node:
+        """Notes that a sequence goes on behind a match, or from the beginning."""
+        self._clock += 1
+        node = self.root(salt)
+        if match is not None and match.position:
+            node = match.path[-1]
+            for seen in match.path:
+                seen.time = self._clock
+            if match.checkpoint is not None:
+                match.checkpoint.time = self._clock
+                match.checkpoint.rank = USEFUL
+                match.checkpoint.num_pins += 1
+        node.users += 1
+        return node
+
+    def end(self, node: Node) -> None:
+        """Notes that a sequence goes on no longer."""
+        node.users -= 1
+        self._consider(node)
+
+    def advance(self, node: Node, tokens: bytes, pages: Sequence[PhysicalId | None]) -> Node:
+        """Takes in the page of tokens behind `node`; returns the node of it.
+
+        `pages` has one for each token group, in use and not yet kept; those that are there
+        already are kept and the others left to the sequence.
+        """
+        child = node.children.get(tokens)
+        if child is None:
+            child = Node(node, tokens, node.length + self.page_size, [None] * len(pages), node.salt)
+            child.is_resident = False
+            node.children[tokens] = child
+            self.num_nodes += 1
+        self._ghosts.pop(id(child), None)
+        for slot, ((g, _), page) in enumerate(zip(self.token_groups, pages, strict=True)):
+            if page is not None and child.pages[slot] is None:
+                child.pages[slot] = page
+                self._pool.allocator.keep(g, page)
+        if not child.is_resident:
+            child.is_resident = True
+            node.num_resident += 1
+        child.time = self._clock
+        node.users -= 1
+        child.users += 1
+        return child
+
+    def add_checkpoint(
+        self,
+        node: Node,
+        tail: bytes,
+        states: dict[int, list[PhysicalId]],
+        partial: list[PhysicalId | None],
+        rank: int = USEFUL,
+    ) -> bool:
+        """Takes in states behind `node` and `tail`. Their pages are in use and not yet kept.
+
+        Returns False, and takes nothing, if there are such already.
+        """
+        there = node.checkpoints.get(tail)
+        if there is not None:
+            there.time, there.rank = self._clock, max(there.rank, rank)
+            self._push(there)
+            return False
+        most = self._most_checkpoints
+        if most is not None and self.num_checkpoints >= most and not self._drop_least_checkpoint():
+            return False
+        checkpoint = Checkpoint(node, tail, states, partial, rank, self._clock)
+        for g, page in self._pages_of(checkpoint):
+            self._pool.allocator.keep(g, page)
+        node.checkpoints[tail] = checkpoint
+        self.num_checkpoints += 1
+        self._push(checkpoint)
+        return True
+
+    def unpin(self, checkpoint: Checkpoint) -> None:
+        """Notes that a sequence has read the states that it goes on from."""
+        checkpoint.num_pins -= 1
+        self._push(checkpoint)
+
+    def supersede(self, checkpoint: Checkpoint) -> None:
+        """Notes that a sequence went on from here and left a later one; only branches need both."""
+        if len(checkpoint.node.children) < 2 and not checkpoint.is_dropped:
+            checkpoint.rank = SUPERSEDED
+            self._push(checkpoint)
+
+    def left_behind(self, node: Node, slot: int) -> None:
+        """Notes that a running sequence has no use any more for a window's page of a node."""
+        page = node.pages[slot]
+        if page is not None:
+            self._behind[self.token_groups[slot][0], page] = node
+
+    def make_room(self, counts: Sequence[int]) -> None:
+        """Drops what is worth least until so many pages of each group are free.
+
+        As much as there is: whether it is enough says `SlabAllocator.can_allocate`.
+        """
+        while self._pool.allocator.shortage(counts):
+            if not (
+                self._drop_leaf(useless=True)
+                or self._drop_behind()
+                or self._drop_least_checkpoint()
+                or self._drop_leaf(useless=False)
+            ):
+                return
+
+    def _drop_leaf(self, useless: bool) -> bool:
+        """Drops the pages of the leaf that was used least recently.
+
+        With states a leaf behind which there is no checkpoint is useless.
+        """
+        if useless and not self.state_groups:
+            return False
+        while self._leaves:
+            time, _, node = heapq.heappop(self._leaves)
+            if not self._is_droppable(node):
+                continue
+            if time != node.time:
+                self._consider(node)
+                continue
+            self._drop_pages(node)
+            return True
+        return False
+
+    def _drop_behind(self) -> bool:
+        while self._behind:
+            (g, page), node = self._behind.popitem(last=False)
+            slot = next(s for s, (group, _) in enumerate(self.token_groups) if group == g)
+            if node.pages[slot] == page and self._pool.allocator.is_cached(g, page):
+                node.pages[slot] = None
+                self._pool.drop(g, page)
+                return True
+        return False
+
+    def _drop_least_checkpoint(self) -> bool:
+        while self._heap:
+            rank, time, _, checkpoint = heapq.heappop(self._heap)
+            is_stale = (rank, time) != (checkpoint.rank, checkpoint.time)
+            if checkpoint.is_dropped or checkpoint.num_pins or is_stale:
+                continue  # one that is pinned comes back when it isn't
+            self._drop_checkpoint(checkpoint)
+            return True
+        return False
+
+    def _drop_checkpoint(self, checkpoint: Checkpoint) -> None:
+        checkpoint.is_dropped = True
+        node = checkpoint.node
+        del node.checkpoints[checkpoint.tail]
+        node.lost_checkpoint = True
+        self.num_checkpoints -= 1
+        self.num_dropped["checkpoints"] += 1
+        for g, page in self._pages_of(checkpoint):
+            self._pool.drop(g, page)
+        self._consider(node)
+
+    def _pages_of(self, checkpoint: Checkpoint) -> Iterator[tuple[int, PhysicalId]]:
+        for g, pages in checkpoint.states.items():
+            for page in pages:
+                yield g, page
+        for (g, _), page in zip(self.token_groups, checkpoint.partial, strict=True):
+            if page is not None:
+                yield g, page
+
+    def _drop_pages(self, node: Node) -> None:
+        for slot, (g, _) in enumerate(self.token_groups):
+            page = node.pages[slot]
+            if page is not None:
+                self._pool.drop(g, page)
+                node.pages[slot] = None
+        self.num_dropped["pages"] += 1
+        node.is_resident = False
+        parent = node.parent
+        assert parent is not None
+        parent.num_resident -= 1
+        self._ghosts[id(node)] = node
+        self._consider(parent)
+        while len(self._ghosts) > MOST_GHOSTS:
+            _, ghost = self._ghosts.popitem(last=False)
+            if ghost.parent is not None and not ghost.children and not ghost.users:
+                del ghost.parent.children[ghost.tokens]
+                self.num_nodes -= 1
+
+    def _is_droppable(self, node: Node) -> bool:
+        """Whether nobody uses a node's pages, now or at a hit further on."""
+        if not node.is_resident or node.num_resident or node.checkpoints or node.parent is None:
+            return False
+        references = self._pool.allocator.references
+        if not self.token_groups:
+            return not node.users
+        pages = zip(self.token_groups, node.pages, strict=True)
+        return not any(page is not None and references(g, page) for (g, _), page in pages)
+
+    def _consider(self, node: Node) -> None:
+        """Puts a node in line if its pages can be dropped."""
+        if self._is_droppable(node):
+            self._pushed += 1
+            heapq.heappush(self._leaves, (node.time, self._pushed, node))
+
+    def _push(self, checkpoint: Checkpoint) -> None:
+        if checkpoint.num_pins or checkpoint.is_dropped:
+            return
+        self._pushed += 1
+        entry = (checkpoint.rank, checkpoint.time, self._pushed, checkpoint)
+        heapq.heappush(self._heap, entry)
+        if len(self._heap) > 64 + 4 * self.num_checkpoints:  # most of it is stale
+            entries = {id(e[3]): e for e in sorted(self._heap)}
+            self._heap = sorted(e for e in entries.values() if not e[3].is_dropped)
+
+
+def make_prefix_cache(pool: Pool, config: EngineConfig) -> PrefixCache | None:
+    """The prefix cache of a pool; None: prefixes are not to be reused."""
+    if not config.enable_prefix_caching or config.cache_policy == "contiguous":
+        return None
+    return PrefixCache(pool, config.page_size, config.checkpoint_memory)

@@ -1,0 +1,215 @@
+"""What one sequence takes from the prefix cache, and what it leaves there."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from hybridrt.cache.page_table import PageTable, PhysicalId
+from hybridrt.cache.plan import UNENDING
+from hybridrt.cache.pool import PageCopy, Pool
+from hybridrt.cache.prefix import PrefixCache
+from hybridrt.cache.prefix_tree import (
+    USEFUL,
+    Checkpoint,
+    Match,
+    Node,
+    token_bytes,
+)
+
+StateCopies = dict[int, list[PhysicalId]]
+"""Pages for all parts of a sequence's states, by state group."""
+
+
+@dataclass(slots=True)
+class Export:
+    """Pages into which the states at a position are to be written, and their rank as such."""
+
+    pages: StateCopies
+    rank: int
+
+
+@dataclass(slots=True)
+class Place:
+    """Where a sequence stands in the prefix cache.
+
+    Its pages up to `node` are there. It begins with the states of `initial` at its next
+    step, and began with those of `origin`.
+    """
+
+    node: Node
+    origin: Checkpoint | None
+    initial: Checkpoint | None
+    exports: dict[int, Export] = field(default_factory=dict)
+    missing: tuple[int, bytes] | None = None
+
+    @property
+    def next_publication(self) -> int:
+        """The number of computed tokens at which something can be left in the cache."""
+        return min([UNENDING, *self.exports])
+
+
+class Reuse:
+    """Takes pages from the prefix cache for sequences, and gives it what they computed."""
+
+    def __init__(self, pool: Pool, prefix: PrefixCache) -> None:
+        self.prefix = prefix
+        self._pool = pool
+        self._groups = pool.plan.groups
+        self._states = [g for g, _ in prefix.state_groups]
+        self._in_flight: set[tuple[int, bytes]] = set()
+
+    def is_coming(self, match: Match) -> bool:
+        """Whether a sequence that runs is about to compute the first page that is missing."""
+        return match.missing in self._in_flight
+
+    def shared_pages(self, match: Match) -> list[list[PhysicalId]]:
+        """Per group, the pages of a hit that a sequence reads where they are, in token order.
+
+        Of a state group those of the checkpoint, to be read at the first step only.
+        """
+        shared: list[list[PhysicalId]] = [[] for _ in self._groups]
+        for slot, (g, plan) in enumerate(self.prefix.token_groups):
+            first = plan.first_kept(match.position) // self.prefix.page_size
+            pages = (node.pages[slot] for node in match.path[1 + first :])
+            shared[g] = [page for page in pages if page is not None]
+        if match.checkpoint is not None:
+            for g, pages in match.checkpoint.states.items():
+                shared[g] = pages
+        return shared
+
+    def retain(self, match: Match) -> list[list[PhysicalId]]:
+        """Holds `shared_pages`, so that they stay."""
+        shared = self.shared_pages(match)
+        for g, pages in enumerate(shared):
+            for page in pages:
+                self._pool.allocator.retain(g, page)
+        return shared
+
+    def release(self, shared: list[list[PhysicalId]]) -> None:
+        """Undoes `retain`."""
+        for g, pages in enumerate(shared):
+            self._pool.release(g, pages)
+
+    def begin(self, match: Match, salt: str | None, fresh: list[list[PhysicalId]]) -> Place:
+        """The place of a sequence that begins with a match, whose pages it has retained.
+
+        `fresh` are its own pages. The first of a group gets the tokens of a page that the
+        hit has a part of.
+        """
+        checkpoint = match.checkpoint
+        if checkpoint is not None and checkpoint.tail:
+            pages = zip(self.prefix.token_groups, checkpoint.partial, strict=True)
+            self._pool.copy(
+                PageCopy(g, page, fresh[g][0]) for (g, _), page in pages if page is not None
+            )
+        node = self.prefix.begin(match, salt)
+        self._in_flight.add(match.missing)
+        return Place(node, checkpoint, checkpoint, missing=match.missing)
+
+    def publish(
+        self, place: Place, tables: Sequence[PageTable], tokens: Sequence[int], num_tokens: int
+    ) -> None:
+        """Gives the cache all full pages of the first `num_tokens` tokens, and the exports."""
+        self._forget_initial(place)
+        size = self.prefix.page_size
+        while place.node.length + size <= num_tokens:
+            start = place.node.length
+            pages = [_page_at(tables[g], start // size) for g, _ in self.prefix.token_groups]
+            chunk = token_bytes(tokens[start : start + size])
+            place.node = self.prefix.advance(place.node, chunk, pages)
+            self._arrive(place)
+        for position in sorted(p for p in place.exports if p <= num_tokens):
+            export = place.exports.pop(position)
+            if position == num_tokens:  # the step ended here, so it is the sequence's own state
+                own = [(g, tables[g].physical_ids) for g in self._states]
+                self._pool.copy(
+                    PageCopy(g, source, target)
+                    for g, sources in own
+                    for source, target in zip(sources, export.pages[g], strict=True)
+                )
+            self._leave(place, tables, tokens, position, export.pages, export.rank)
+            for g, pages in export.pages.items():
+                self._pool.release(g, pages)
+
+    def leave_behind(self, place: Place, slot_page: int, group: int) -> None:
+        """Notes that a page of a window is seen no more by the sequence."""
+        slot = next(s for s, (g, _) in enumerate(self.prefix.token_groups) if g == group)
+        node: Node | None = place.node
+        length = (slot_page + 1) * self.prefix.page_size
+        while node is not None and node.length > length:
+            node = node.parent
+        if node is not None and node.length == length:
+            self.prefix.left_behind(node, slot)
+
+    def donate(
+        self, place: Place, tables: Sequence[PageTable], tokens: Sequence[int], num_tokens: int
+    ) -> None:
+        """Leaves the states of a sequence that ends, at the tokens that it has computed."""
+        if not self._states or place.initial is not None or not num_tokens:
+            return
+        states = {g: list(tables[g].physical_ids) for g in self._states}
+        self._leave(place, tables, tokens, num_tokens, states, USEFUL)
+        if place.origin is not None and place.origin.position < num_tokens:
+            self.prefix.supersede(place.origin)
+
+    def end(self, place: Place) -> None:
+        """Takes a sequence out of the cache; its pages have been released."""
+        self._forget_initial(place)
+        for export in place.exports.values():
+            for g, pages in export.pages.items():
+                self._pool.release(g, pages)
+        place.exports.clear()
+        self._arrive(place)
+        self.prefix.end(place.node)
+
+    def reserve(self, place: Place, position: int, *, rank: int, only_idle: bool) -> bool:
+        """Takes pages for the states at a position that a next step will pass.
+
+        With `only_idle` nothing else is dropped for them.
+        """
+        counts = [g.parts if g.page_size is None else 0 for g in self._groups]
+        if position in place.exports or not self._pool.can_allocate(counts):
+            return False
+        if only_idle and self._pool.allocator.shortage(counts):
+            return False
+        self.prefix.make_room(counts)
+        pages = self._pool.allocate(counts)
+        place.exports[position] = Export({g: pages[g] for g in self._states}, rank)
+        return True
+
+    def _leave(
+        self,
+        place: Place,
+        tables: Sequence[PageTable],
+        tokens: Sequence[int],
+        position: int,
+        states: StateCopies,
+        rank: int,
+    ) -> None:
+        node, size = place.node, self.prefix.page_size
+        while node.length > position:
+            assert node.parent is not None
+            node = node.parent
+        if node.length + size <= position:
+            return  # not published so far: nothing would find it
+        tail = token_bytes(tokens[node.length : position])
+        groups = self.prefix.token_groups
+        partial = [_page_at(tables[g], position // size) if tail else None for g, _ in groups]
+        self.prefix.add_checkpoint(node, tail, states, partial, rank)
+
+    def _forget_initial(self, place: Place) -> None:
+        if place.initial is not None:
+            for g, pages in place.initial.states.items():
+                self._pool.release(g, pages)
+            self.prefix.unpin(place.initial)
+            place.initial = None
+
+    def _arrive(self, place: Place) -> None:
+        if place.missing is not None:
+            self._in_flight.discard(place.missing)
+            place.missing = None
+
+
+def _page_at(table: PageTable, index: int) -> PhysicalId | None:
+    """The page of that number in token order, if the sequence still has it."""
+    place = index - table.num_released
+    return table.physical_ids[place] if 0 <= place < len(table) else None

@@ -1,0 +1,254 @@
+"""Held sequences: what sessions have in the engine, beside the requests on their way.
+
+A held sequence keeps its pages from one run to the next. To compute more of it, or to
+generate, it becomes a `HeldRun`, which goes through the scheduler as any request's sequence
+does, in the same steps, and starts with the pages that are there.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from jaxtyping import Float, Float32
+from torch import Tensor
+
+from hybridrt.cache.contents import read_contents, write_contents
+from hybridrt.cache.plan import GroupPlan
+from hybridrt.cache.pool import Pool
+from hybridrt.cache.sequence_pages import SequencePages
+from hybridrt.cache.slabs import OutOfPages
+from hybridrt.cache.snapshot import Snapshot
+from hybridrt.engine.sequence import Sequence
+
+
+@dataclass(slots=True, eq=False)
+class HeldRun(Sequence):
+    """A held sequence on its way through the engine.
+
+    With `computes_only` it is over when all its tokens are computed. `known_logits` are those
+    behind its first `num_known` tokens.
+    """
+
+    computes_only: bool = False
+    num_known: int = 0
+    known_logits: Float32[Tensor, " vocab"] | None = None
+
+    def know(self, num_tokens: int, logits: Float[Tensor, " vocab"]) -> None:
+        """Keeps a copy of the logits behind so many tokens."""
+        self.num_known, self.known_logits = num_tokens, logits.float().clone()
+
+    def append(self, token: int) -> None:
+        """As of every sequence, but where nothing is generated the first token ends the run."""
+        if self.computes_only:
+            self._finish("length", None)
+        else:
+            Sequence.append(self, token)
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """One held sequence. Under `name` the cache has the first `num_computed` of its tokens.
+
+    `logits` are those behind these, if they are known. While it runs the run knows better.
+    """
+
+    name: str
+    cache_salt: str | None = None
+    token_ids: list[int] = field(default_factory=list)
+    num_computed: int = 0
+    logits: Float32[Tensor, " vocab"] | None = None
+    run: HeldRun | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether all its tokens are computed and the logits behind them known."""
+        return self.num_computed == len(self.token_ids) and self.logits is not None
+
+
+class HeldSequences:
+    """All held sequences of an engine, and what can be done with them between runs.
+
+    `rope_switch_length` is the model's: a sequence within so many tokens and one beyond it
+    have unlike keys, so that one whose length passes it, in either direction, starts over.
+    """
+
+    def __init__(self, pages: SequencePages, pool: Pool, rope_switch_length: int | None) -> None:
+        self._pages = pages
+        self._pool = pool
+        self._switch_length = rope_switch_length
+        self._held: dict[str, Held] = {}
+        self._num_opened = 0
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __iter__(self) -> Iterator[Held]:
+        return iter(self._held.values())
+
+    def __contains__(self, held: Held) -> bool:
+        return held.name in self._held
+
+    def open(self, cache_salt: str | None = None) -> Held:
+        """A new one, without tokens."""
+        held = Held(f"session-{self._num_opened}", cache_salt)
+        self._num_opened += 1
+        self._held[held.name] = held
+        return held
+
+    def close(self, held: Held) -> None:
+        """Frees its pages. It must not be on its way."""
+        assert held.run is None, held.name
+        self._drop(held)
+        del self._held[held.name]
+
+    def append(self, held: Held, token_ids: list[int]) -> None:
+        """Adds tokens, to be computed when that is needed."""
+        before = len(held.token_ids)
+        held.token_ids += token_ids
+        if self._passes_switch(before, len(held.token_ids)):
+            self._drop(held)
+
+    def begin(self, held: Held, run: HeldRun) -> None:
+        """Lets a run start from what is there. It ends with `settle`."""
+        if held.num_computed == len(held.token_ids) and held.logits is None:
+            self._forget_last(held)
+        run.num_computed = run.num_known = held.num_computed
+        run.known_logits = held.logits
+        if held.num_computed:
+            run.num_cached_tokens, run.cache_note = held.num_computed, "hit"
+        held.run = run
+
+    def settle(self, run: HeldRun) -> None:
+        """Takes over what a run has come to, finished or not."""
+        held = self._held[run.sequence_id]
+        held.run, before = None, held.num_computed
+        held.token_ids = list(run.token_ids)
+        held.num_computed = run.num_computed if held.name in self._pages else 0
+        held.logits = run.known_logits if run.num_known == held.num_computed else None
+        if before != held.num_computed < run.num_prompt_tokens:
+            self._drop(held)  # a prefill that was broken off has claims in the prefix cache
+        if len(held.token_ids) - 1 == self._switch_length:
+            self._drop(held)
+
+    def fork(self, held: Held) -> Held:
+        """Another with the same tokens, pages and logits.
+
+        Raises:
+            OutOfPages: there is no room for the copies; nothing was changed.
+        """
+        child = self.open(held.cache_salt)
+        try:
+            if held.name in self._pages:
+                self._pages.fork(held.name, child.name)
+        except BaseException:
+            del self._held[child.name]
+            raise
+        child.token_ids = list(held.token_ids)
+        child.num_computed, child.logits = held.num_computed, held.logits
+        return child
+
+    def shortest_exact(self, held: Held) -> int:
+        """The fewest tokens, beside none at all, to which it can be cut with what is there.
+
+        Every number from there to its own is possible too. The last token that is left is
+        computed once more, for its logits; so the cache goes back to the one before it.
+        """
+        known = held.num_computed + (held.logits is None)
+        if held.name not in self._pages or not held.num_computed:
+            return 1
+        shortest = 1
+        for group, table in zip(self._pool.plan.groups, self._pages.tables(held.name), strict=True):
+            if group.page_size is None:
+                return known
+            first_held = table.num_released * group.page_size
+            shortest = max(shortest, _shortest_seeing(group, first_held, held.num_computed) + 1)
+        if self._switch_length is not None and len(held.token_ids) > self._switch_length:
+            shortest = max(shortest, self._switch_length + 1)
+        return min(shortest, known)
+
+    def truncate(self, held: Held, num_tokens: int) -> None:
+        """Keeps the first tokens, and of the cache what is right for them."""
+        if num_tokens == len(held.token_ids):
+            return
+        if num_tokens == 0 or num_tokens < self.shortest_exact(held):
+            self._drop(held)
+        elif num_tokens < held.num_computed:
+            self._go_back(held, num_tokens - 1)
+        del held.token_ids[num_tokens:]
+
+    def snapshot(self, held: Held) -> Snapshot:
+        """A copy of a complete one, less its fingerprint."""
+        contents: dict[str, Tensor] = {}
+        if held.num_computed:
+            tables = self._pages.tables(held.name)
+            contents = read_contents(self._pool, tables, held.num_computed)
+        return Snapshot(tuple(held.token_ids), held.logits, contents, {}, held.cache_salt)
+
+    def restore(self, saved: Snapshot) -> Held:
+        """Holds a sequence that was saved, here or elsewhere.
+
+        Raises:
+            OutOfPages: there is no room for its pages; nothing was changed.
+        """
+        held = self.open(saved.cache_salt)
+        try:
+            if saved.token_ids:
+                self._pages.resume(held.name, len(saved.token_ids))
+                write_contents(self._pool, self._pages.tables(held.name), saved.contents)
+        except BaseException:
+            self.close(held)
+            raise
+        held.token_ids, held.num_computed = list(saved.token_ids), len(saved.token_ids)
+        if saved.logits is not None:
+            held.logits = saved.logits.to(self._pool.bytes.device)
+        return held
+
+    def _passes_switch(self, before: int, after: int) -> bool:
+        switch = self._switch_length
+        return switch is not None and (before > switch) != (after > switch)
+
+    def _drop(self, held: Held) -> None:
+        """Leaves its pages to the prefix cache, so that all its tokens are to be computed."""
+        if held.name in self._pages:
+            self._pages.finish(held.name, held.token_ids)
+        held.num_computed, held.logits = 0, None
+
+    def _go_back(self, held: Held, num_tokens: int) -> None:
+        """Lets the cache hold so many tokens, in pages into which the next may be written.
+
+        Pages may be shared, so what is kept moves into new ones. Without room for that
+        the sequence is computed from its first token again.
+        """
+        held.logits = None
+        if not num_tokens:
+            self._drop(held)
+            return
+        contents = read_contents(self._pool, self._pages.tables(held.name), num_tokens)
+        self._pages.free(held.name)
+        try:
+            self._pages.resume(held.name, num_tokens)
+        except OutOfPages:
+            self._drop(held)
+            return
+        write_contents(self._pool, self._pages.tables(held.name), contents)
+        held.num_computed = num_tokens
+
+    def _forget_last(self, held: Held) -> None:
+        """Leaves the last token to be computed, since the logits behind it aren't known."""
+        if len(held.token_ids) < self.shortest_exact(held):
+            self._drop(held)
+        else:
+            self._go_back(held, held.num_computed - 1)
+
+
+def _shortest_seeing(group: GroupPlan, first_held: int, most: int) -> int:
+    """The fewest tokens behind which the next sees none before `first_held`."""
+    if not first_held:
+        return 0
+    low, high = 0, most
+    while low < high:
+        middle = (low + high) // 2
+        if group.first_kept(middle) >= first_held:
+            high = middle
+        else:
+            low = middle + 1
+    return low

@@ -1,0 +1,71 @@
+"""HoldingScheduler: a scheduler whose sequences may come with pages, and leave them behind."""
+
+from collections.abc import Sequence as Rows
+
+from hybridrt.cache.sequence_pages import SequencePages
+from hybridrt.config import EngineConfig
+from hybridrt.engine.held import HeldRun
+from hybridrt.engine.scheduler import Row, Scheduler
+from hybridrt.engine.sequence import Sequence
+
+MOST_RESTARTS = 3
+
+
+class HoldingScheduler(Scheduler):
+    """Lets sequences that have their pages already run as soon as a step has a row for them.
+
+    A held sequence goes through as any other does: it may even have to give way, and is
+    computed again. When it has finished or is taken out, its pages stay.
+    """
+
+    def __init__(
+        self, config: EngineConfig, pages: SequencePages, rope_switch_length: int | None = None
+    ) -> None:
+        super().__init__(config, pages, rope_switch_length)
+        self._arrived: dict[str, Sequence] = {}  # with pages, and not running yet
+        self._restarts = (("", 0), 0)
+
+    @property
+    def num_waiting(self) -> int:
+        return super().num_waiting + len(self._arrived)
+
+    @property
+    def has_unfinished(self) -> bool:
+        return super().has_unfinished or bool(self._arrived)
+
+    def adopt(self, sequence: Sequence) -> None:
+        """Lets a sequence run on that has its pages already, or else wait for them."""
+        if sequence.sequence_id in self._pages:
+            self._arrived[sequence.sequence_id] = sequence
+        else:
+            self.add(sequence)
+
+    def schedule(self) -> list[Row]:
+        """The rows of the next step; see `Scheduler.schedule`."""
+        while self._arrived and len(self._running) < self._config.max_num_seqs:
+            name = next(iter(self._arrived))
+            self._running[name] = self._arrived.pop(name)
+        return super().schedule()
+
+    def remove(self, sequence: Sequence) -> None:
+        """Takes out a sequence, and frees its pages unless it is a held one."""
+        name = sequence.sequence_id
+        if self._arrived.pop(name, None) is not None:
+            self._running[name] = sequence
+        if isinstance(sequence, HeldRun) and self._running.pop(name, None) is not None:
+            self._cramped.discard(name)
+        else:
+            super().remove(sequence)
+
+    def goes_round(self, rows: Rows[Row]) -> bool:
+        """Whether a sequence runs alone and still has to start over, again and again.
+
+        Then the rest of the pool is held, and it will never find the room that it needs.
+        """
+        if len(rows) != 1 or self.num_running != 1:
+            return False
+        sequence = rows[0].sequence
+        state = (sequence.sequence_id, len(sequence.token_ids))
+        if state != self._restarts[0]:
+            self._restarts = (state, sequence.num_preemptions)
+        return sequence.num_preemptions - self._restarts[1] >= MOST_RESTARTS

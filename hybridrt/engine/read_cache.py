@@ -1,0 +1,82 @@
+"""What a layer's cache holds of a sequence, as plain tensors."""
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from hybridrt.cache.page_table import PageTable
+from hybridrt.cache.plan import GroupPlan, LayerPlan
+from hybridrt.cache.pool import Pool
+from hybridrt.kernels.quantise import dequantise, dequantise_groups
+from hybridrt.layers.attention import Attention
+from hybridrt.layers.cached import CachedLayer
+from hybridrt.layers.mla import MLA
+
+
+def read_layer(
+    layer: CachedLayer, plan: LayerPlan, pool: Pool, table: PageTable | None, num_tokens: int
+) -> dict[str, Tensor]:
+    """Copies of what a layer holds of a sequence's first `num_tokens` tokens.
+
+    Attention: `k` (behind the rotary embedding) and `v`, `[tokens, kv_heads, dim]`; MLA: `c_kv`
+    and `k_pe`, `[tokens, dim]`; both in the model's dtype whatever the cache's. A layer with a
+    window has those in the pages that it still holds, and `positions: int64[tokens]` says
+    which these are. Other layers have their states, as they declare them. `table` is None
+    for a sequence that holds nothing yet: no tokens, and states of zeros.
+    """
+    if plan.page_size is None:
+        return _read_states(layer, plan, pool, table)
+    assert isinstance(layer, Attention | MLA), f"{plan.name}: nobody can read {plan.mixer}"
+    group = pool.plan.group(plan.group)
+    blocks, first = _blocks(group, table, num_tokens, pool.bytes.device)
+    read = _read_attention if isinstance(layer, Attention) else _read_mla
+    found = {name: x[: num_tokens - first] for name, x in read(layer, blocks).items()}  # pyright: ignore
+    if plan.window is not None:
+        found["positions"] = torch.arange(first, num_tokens, device=blocks.device)
+    return found
+
+
+def _read_states(
+    layer: CachedLayer, plan: LayerPlan, pool: Pool, table: PageTable | None
+) -> dict[str, Tensor]:
+    states = layer.cache_spec.states
+    views = layer.cache_spec.unpack(pool.layer_pages(plan))
+    if table is None:
+        return {s.name: view.new_zeros(s.shape) for s, view in zip(states, views, strict=True)}
+    page = table.physical_ids[plan.part]
+    return {state.name: view[page].clone() for state, view in zip(states, views, strict=True)}
+
+
+def _blocks(
+    group: GroupPlan, table: PageTable | None, num_tokens: int, device: torch.device
+) -> tuple[Int64[Tensor, " blocks"], int]:
+    """The kernel blocks that are held, and the first token in them."""
+    assert group.page_size is not None and group.kernel_block_size is not None
+    if table is None:
+        return torch.empty(0, dtype=torch.int64, device=device), num_tokens
+    first = table.num_released * group.page_size
+    count = -(-(num_tokens - first) // group.kernel_block_size)
+    ids = torch.from_numpy(table.kernel_ids.array[:count].astype("int64"))
+    return ids.to(device), first
+
+
+def _read_attention(layer: Attention, blocks: Int64[Tensor, " blocks"]) -> dict[str, Tensor]:
+    cached, found = layer.cached, {}
+    for name, values, scale in (
+        ("k", cached.k, cached.k_scale),
+        ("v", cached.v, cached.v_scale),
+    ):
+        tokens = values[blocks].transpose(1, 2).flatten(0, 1)
+        if scale is not None:
+            # One of each head, or one of each token and head beside the values.
+            by_token = scale if scale.dim() == 1 else scale[blocks].transpose(1, 2).flatten(0, 1)
+            tokens = dequantise(tokens, by_token[..., None], layer.dtype)
+        found[name] = tokens
+    return found
+
+
+def _read_mla(layer: MLA, blocks: Int64[Tensor, " blocks"]) -> dict[str, Tensor]:
+    c_kv, k_pe = layer.c_kv[blocks].flatten(0, 1), layer.k_pe[blocks].flatten(0, 1)
+    if layer.c_kv_scale is not None:
+        c_kv = dequantise_groups(c_kv, layer.c_kv_scale[blocks].flatten(0, 1), layer.dtype)
+    return {"c_kv": c_kv, "k_pe": k_pe.to(layer.dtype)}
