@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         RequestOutput,
         SamplingParams,
     )
+    from hybridrt.session import Session
 
 __version__ = "0.1.0"
 __all__ = [
@@ -23,9 +24,10 @@ __all__ = [
     "Request",
     "RequestOutput",
     "SamplingParams",
+    "Session",
 ]
 
-_HOMES = {"LLM": "hybridrt.llm", "EngineConfig": "hybridrt.config"}
+_HOMES = {"LLM": "hybridrt.llm", "EngineConfig": "hybridrt.config", "Session": "hybridrt.session"}
 
 
 def __getattr__(name: str) -> Any:

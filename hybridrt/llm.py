@@ -9,8 +9,10 @@ from hybridrt.cache.regions import CacheRegions
 from hybridrt.config import EngineConfig
 from hybridrt.engine.engine import Engine
 from hybridrt.engine.handover import RequestInFlight
+from hybridrt.engine.held import Held
 from hybridrt.prompt import Prompt, as_list, parse
 from hybridrt.request import Request, RequestOutput, SamplingParams
+from hybridrt.session import Session
 
 
 class LLM:
@@ -142,6 +144,37 @@ class LLM:
         self._unread.pop(request_id, None)
         self._inboxes.pop(request_id, None)
 
+    def session(self, prompt: Prompt | None = None, cache_salt: str | None = None) -> Session:
+        """Opens a session, with a prompt's tokens if there is one; see `Session`.
+
+        Raises:
+            ValueError: the prompt is wrong, or brings another `cache_salt`.
+        """
+        parsed = None if prompt is None else parse(prompt)
+        salts = {cache_salt, parsed.cache_salt if parsed else None} - {None}
+        if len(salts) > 1:
+            raise ValueError(f"cache_salt={cache_salt!r}, but the prompt has another one")
+        session = Session(self.engine, self.engine.held.open(*salts), self._run_held)
+        try:
+            if parsed is not None:
+                ids = parsed.token_ids
+                session.append(ids if ids is not None else parsed.text or "")
+        except BaseException:
+            session.close()
+            raise
+        return session
+
+    def load_session(self, path: str | os.PathLike[str]) -> Session:
+        """Opens a session from a file that `Session.save` wrote, here or elsewhere.
+
+        Raises:
+            ValueError: the file was cut off or changed, or comes from another checkpoint or
+                other formats; says which. Nothing was loaded.
+            OSError: the file can't be read.
+            OutOfPages: there is no room for its pages now.
+        """
+        return Session.load(path, self.engine, self._run_held)
+
     def cache_regions(self) -> CacheRegions:
         """The pool as one region of memory, and the bytes in it that hold given pages."""
         pool = self.engine.pool
@@ -173,6 +206,12 @@ class LLM:
         """
         self.engine.import_request(request)
         return request.request.request_id
+
+    def _run_held(self, held: Held, params: SamplingParams | None) -> Iterator[RequestOutput]:
+        request_id = self._new_request_id()
+        first = self.engine.run_held(held, request_id, params)
+        self._inboxes[request_id] = [] if first is None else [first]
+        return self._stream(request_id)
 
     def _advance(self) -> None:
         """One step, whose outputs go to those who wait for them."""

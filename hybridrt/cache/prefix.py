@@ -33,6 +33,7 @@ class PrefixCache:
         groups = list(enumerate(pool.plan.groups))
         self.token_groups: list[tuple[int, GroupPlan]] = [x for x in groups if x[1].page_size]
         self.state_groups: list[tuple[int, GroupPlan]] = [x for x in groups if not x[1].page_size]
+        self._has_windows = any(plan.window is not None for _, plan in self.token_groups)
         state_bytes = sum(plan.parts * plan.page_stride for _, plan in self.state_groups)
         self._most_checkpoints = (
             None if checkpoint_bytes is None or not state_bytes else checkpoint_bytes // state_bytes
@@ -72,8 +73,18 @@ class PrefixCache:
                 match.checkpoint.time = self._clock
                 match.checkpoint.rank = USEFUL
                 match.checkpoint.num_pins += 1
+        if match is not None:
+            self._want_windows(match)
         node.users += 1
         return node
+
+    def _want_windows(self, match: Match) -> None:
+        """Marks what a hit here, or where this prompt parts from others, needs of windows."""
+        for _, plan in self.token_groups if self._has_windows else ():
+            for position in {match.position, match.matched} if plan.window is not None else ():
+                first = plan.first_kept(position) // self.page_size
+                for node in match.seen[first + 1 : position // self.page_size + 1]:
+                    node.is_wanted = True
 
     def end(self, node: Node) -> None:
         """Notes that a sequence goes on no longer."""
@@ -112,26 +123,26 @@ class PrefixCache:
         states: dict[int, list[PhysicalId]],
         partial: list[PhysicalId | None],
         rank: int = USEFUL,
-    ) -> bool:
+    ) -> Checkpoint | None:
         """Takes in states behind `node` and `tail`. Their pages are in use and not yet kept.
 
-        Returns False, and takes nothing, if there are such already.
+        Returns None, and takes nothing, if there are such already, or no room is left for them.
         """
         there = node.checkpoints.get(tail)
         if there is not None:
             there.time, there.rank = self._clock, max(there.rank, rank)
             self._push(there)
-            return False
+            return None
         most = self._most_checkpoints
         if most is not None and self.num_checkpoints >= most and not self._drop_least_checkpoint():
-            return False
+            return None
         checkpoint = Checkpoint(node, tail, states, partial, rank, self._clock)
         for g, page in self._pages_of(checkpoint):
             self._pool.allocator.keep(g, page)
         node.checkpoints[tail] = checkpoint
         self.num_checkpoints += 1
         self._push(checkpoint)
-        return True
+        return checkpoint
 
     def unpin(self, checkpoint: Checkpoint) -> None:
         """Notes that a sequence has read the states that it goes on from."""
@@ -147,7 +158,7 @@ class PrefixCache:
     def left_behind(self, node: Node, slot: int) -> None:
         """Notes that a running sequence has no use any more for a window's page of a node."""
         page = node.pages[slot]
-        if page is not None:
+        if page is not None and not node.is_wanted:
             self._behind[self.token_groups[slot][0], page] = node
 
     def make_room(self, counts: Sequence[int]) -> None:

@@ -37,7 +37,8 @@ class Node:
     """A page of tokens; `length` counts all up to its end. The root has none.
 
     `pages` has one per token group, None where it was dropped. `users` are the running
-    sequences that go on behind it.
+    sequences that go on behind it. One that `is_wanted` lies in the window before a place
+    where prompts part, so that its pages are worth keeping behind a window too.
     """
 
     parent: "Node | None"
@@ -51,6 +52,7 @@ class Node:
     users: int = 0
     time: int = 0
     is_resident: bool = True
+    is_wanted: bool = False
     lost_checkpoint: bool = False
 
 
@@ -82,8 +84,8 @@ class Match:
     """What the cache has of a prompt: a hit of `position` tokens, and why not more.
 
     `path` are the nodes of the hit, the root first; `matched` counts the tokens that have
-    been seen before, those without a checkpoint included. `missing` names the first page
-    that isn't there, so that two who need it can be told.
+    been seen before, those without a checkpoint included, and `seen` has their nodes.
+    `missing` names the first page that isn't there, so that two who need it can be told.
     """
 
     position: int
@@ -91,6 +93,7 @@ class Match:
     path: list[Node]
     checkpoint: Checkpoint | None
     matched: int
+    seen: list[Node]
     missing: tuple[int, bytes]
 
 
@@ -133,6 +136,7 @@ class Finder:
             path=path[: position // self._page_size + 1],
             checkpoint=checkpoint,
             matched=matched,
+            seen=path,
             missing=(id(ghost or path[-1]), data[start : start + self._chunk]),
         )
 

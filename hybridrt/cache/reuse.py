@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hybridrt.cache.page_table import PageTable, PhysicalId
-from hybridrt.cache.plan import UNENDING
 from hybridrt.cache.pool import PageCopy, Pool
 from hybridrt.cache.prefix import PrefixCache
 from hybridrt.cache.prefix_tree import (
@@ -32,19 +31,14 @@ class Place:
     """Where a sequence stands in the prefix cache.
 
     Its pages up to `node` are there. It begins with the states of `initial` at its next
-    step, and began with those of `origin`.
+    step; `earlier` are the checkpoints that it began with and has left since.
     """
 
     node: Node
-    origin: Checkpoint | None
     initial: Checkpoint | None
+    earlier: list[Checkpoint] = field(default_factory=list)
     exports: dict[int, Export] = field(default_factory=dict)
     missing: tuple[int, bytes] | None = None
-
-    @property
-    def next_publication(self) -> int:
-        """The number of computed tokens at which something can be left in the cache."""
-        return min([UNENDING, *self.exports])
 
 
 class Reuse:
@@ -103,7 +97,8 @@ class Reuse:
             )
         node = self.prefix.begin(match, salt)
         self._in_flight.add(match.missing)
-        return Place(node, checkpoint, checkpoint, missing=match.missing)
+        earlier = [] if checkpoint is None else [checkpoint]
+        return Place(node, checkpoint, earlier, missing=match.missing)
 
     def publish(
         self, place: Place, tables: Sequence[PageTable], tokens: Sequence[int], num_tokens: int
@@ -148,8 +143,9 @@ class Reuse:
             return
         states = {g: list(tables[g].physical_ids) for g in self._states}
         self._leave(place, tables, tokens, num_tokens, states, USEFUL)
-        if place.origin is not None and place.origin.position < num_tokens:
-            self.prefix.supersede(place.origin)
+        for checkpoint in place.earlier:
+            if checkpoint.position < num_tokens:
+                self.prefix.supersede(checkpoint)
 
     def end(self, place: Place) -> None:
         """Takes a sequence out of the cache; its pages have been released."""
@@ -194,7 +190,9 @@ class Reuse:
         tail = token_bytes(tokens[node.length : position])
         groups = self.prefix.token_groups
         partial = [_page_at(tables[g], position // size) if tail else None for g, _ in groups]
-        self.prefix.add_checkpoint(node, tail, states, partial, rank)
+        checkpoint = self.prefix.add_checkpoint(node, tail, states, partial, rank)
+        if checkpoint is not None:
+            place.earlier.append(checkpoint)
 
     def _forget_initial(self, place: Place) -> None:
         if place.initial is not None:

@@ -13,8 +13,9 @@ import os
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
@@ -62,7 +63,7 @@ def write_snapshot(path: Path, snapshot: Snapshot) -> None:
         with part.open("xb") as file:
             file.write(len(header).to_bytes(8, "little") + header)
             for tensor in tensors.values():
-                file.write(memoryview(_bytes(tensor)))
+                file.write(_bytes(tensor).data)
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
@@ -137,7 +138,7 @@ def _digest(content: Any) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _read_header(path: Path, file: BinaryIO, size: int) -> bytes:
+def _read_header(path: Path, file: BufferedReader, size: int) -> bytes:
     length = int.from_bytes(file.read(8), "little")
     if size < 8 or length > min(size - 8, _LONGEST_HEADER):
         raise ValueError(
@@ -217,14 +218,14 @@ def _check_entries(
 
 def _read_tensor(
     path: Path,
-    file: BinaryIO,
+    file: BufferedReader,
     name: str,
     dtype: torch.dtype,
     shape: list[int],
     digests: Mapping[str, str],
 ) -> Tensor:
     content = np.empty(dtype.itemsize * math.prod(shape), np.uint8)
-    if file.readinto(memoryview(content)) != len(content):  # pyright: ignore
+    if file.readinto(content.data) != len(content):
         raise ValueError(f"{path}: truncated in {name!r}")
     if _digest(content) != digests[name]:
         raise ValueError(f"{path}: corrupt: the bytes of {name!r} don't match their checksum")

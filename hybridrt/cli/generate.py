@@ -12,6 +12,8 @@ from hybridrt.cli.options import EngineOptions, Json, Model, SamplingOptions
 from hybridrt.cli.output import console, plain, print_json, shortened, write
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from hybridrt.llm import LLM
     from hybridrt.request import CompletionOutput, RequestOutput, SamplingParams
 
@@ -39,16 +41,35 @@ def generate(
     logprobs: Annotated[
         int | None, typer.Option(help="With --json: that many likeliest tokens at each position.")
     ] = None,
+    session: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Go on with a saved session: the prompt, if there is one, is added to it.",
+        ),
+    ] = None,
+    save_session: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Save the session as it stands at the end: that of --session, or a new one of "
+            "the prompt. May be the same FILE.",
+        ),
+    ] = None,
     json_output: Json = False,
 ) -> None:
     """Complete prompts. A single completion appears as it is made.
 
-    With --json: one line, an object, for each prompt, in their order.
+    With --json: one line, an object, for each prompt, in their order. With --session or
+    --save-session there is one prompt, and a file keeps what the cache holds of it.
     """
     params = sampling.params(n=n, logprobs=logprobs)
     asked: list[Any] = [*(prompts or ())]
     asked += [prompt for file in prompt_file or () for prompt in read_prompts(file)]
     asked += [parse_ids(text) for text in token_ids or ()]
+    if session is not None or save_session is not None:
+        _run_session(model, engine, asked, params, session, save_session, json_output)
+        return
     if not asked:
         raise ValueError("no prompt; give a PROMPT, a --prompt-file or --token-ids")
     llm = load_llm(model, engine)
@@ -60,6 +81,30 @@ def generate(
     else:
         for number, output in enumerate(llm.generate(asked, params)):
             _print_output(output, f"{number + 1}/{len(asked)}")
+
+
+def _run_session(
+    model: str,
+    engine: EngineOptions,
+    asked: list[Any],
+    params: "SamplingParams",
+    file: Path | None,
+    target: Path | None,
+    json_output: bool,
+) -> None:
+    """Goes on with the session in `file`, or with a new one, and saves it to `target`."""
+    if len(asked) > 1 or not (asked or file):
+        raise ValueError(f"a session takes one prompt; {len(asked)} were given")
+    llm = load_llm(model, engine)
+    with llm.session(asked[0]) if file is None else llm.load_session(file) as session:
+        if file is not None and asked:
+            session.append(asked[0])
+        if json_output:
+            print_json(output_data(session.generate(params)))
+        else:
+            show(session.stream(params), llm)
+        if target is not None:
+            session.save(target)
 
 
 def read_prompts(file: Path) -> list[Any]:
@@ -90,8 +135,13 @@ def parse_ids(text: str) -> list[int]:
 
 def stream(llm: "LLM", prompt: Any, params: "SamplingParams") -> str:
     """Writes one completion while it is made; returns it."""
+    return show(llm.stream(prompt, params), llm)
+
+
+def show(outputs: "Iterable[RequestOutput]", llm: "LLM") -> str:
+    """Writes what each output has more than the last; returns the whole text."""
     shown = ""
-    for output in llm.stream(prompt, params):
+    for output in outputs:
         text = completion_text(output.outputs[0], llm)
         write(text[len(shown) :])
         shown = text

@@ -33,7 +33,6 @@ from hybridrt.engine.sequence import Sequence
 from hybridrt.engine.tokenizer import Tokenizer
 from hybridrt.request import Request, RequestOutput, SamplingParams
 
-
 AnySequence = TypeVar("AnySequence", bound=Sequence)
 
 _COMPUTE = SamplingParams(temperature=0.0, max_tokens=1)

@@ -5,13 +5,15 @@ generate, it becomes a `HeldRun`, which goes through the scheduler as any reques
 does, in the same steps, and starts with the pages that are there.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from jaxtyping import Float, Float32
 from torch import Tensor
 
 from hybridrt.cache.contents import read_contents, write_contents
+from hybridrt.cache.page_table import PageTable
 from hybridrt.cache.plan import GroupPlan
 from hybridrt.cache.pool import Pool
 from hybridrt.cache.sequence_pages import SequencePages
@@ -175,13 +177,21 @@ class HeldSequences:
             self._go_back(held, num_tokens - 1)
         del held.token_ids[num_tokens:]
 
-    def snapshot(self, held: Held) -> Snapshot:
-        """A copy of a complete one, less its fingerprint."""
+    def table(self, held: Held, group: str) -> PageTable | None:
+        """Its page table in a group; None: it holds nothing yet."""
+        if held.name not in self._pages:
+            return None
+        names = [plan.name for plan in self._pool.plan.groups]
+        return self._pages.tables(held.name)[names.index(group)]
+
+    def snapshot(self, held: Held, fingerprint: Mapping[str, Any]) -> Snapshot:
+        """A copy of a complete one."""
         contents: dict[str, Tensor] = {}
         if held.num_computed:
             tables = self._pages.tables(held.name)
             contents = read_contents(self._pool, tables, held.num_computed)
-        return Snapshot(tuple(held.token_ids), held.logits, contents, {}, held.cache_salt)
+        ids, logits = tuple(held.token_ids), held.logits
+        return Snapshot(ids, logits, contents, fingerprint, held.cache_salt)
 
     def restore(self, saved: Snapshot) -> Held:
         """Holds a sequence that was saved, here or elsewhere.

@@ -1,0 +1,260 @@
+"""Session: one sequence held in the cache until it is closed."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from jaxtyping import Float32
+from torch import Tensor
+
+from hybridrt.cache.plan import LayerPlan
+from hybridrt.cache.snapshot import read_snapshot, write_snapshot
+from hybridrt.engine.engine import Engine
+from hybridrt.engine.held import Held
+from hybridrt.engine.read_cache import read_layer
+from hybridrt.engine.saved_session import check_saved, plain_fingerprint
+from hybridrt.prompt import parse
+from hybridrt.request import RequestOutput, SamplingParams
+
+Run = Callable[[Held, SamplingParams | None], Iterator[RequestOutput]]
+"""Steps the engine until a held sequence has what is asked for, and gives its outputs."""
+
+
+class Session:
+    """One sequence that stays in the cache. `llm.session()` opens one.
+
+    Its pages are held until it is closed, whatever else runs. Every method but `close` raises
+    `ValueError` once it is closed, and while `stream` is giving its tokens.
+    """
+
+    def __init__(self, engine: Engine, held: Held, run: Run) -> None:
+        self._engine = engine
+        self._held = held
+        self._run = run
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], engine: Engine, run: Run) -> "Session":
+        """See `LLM.load_session`."""
+        file = Path(path)
+        saved = read_snapshot(file)
+        check_saved(
+            file,
+            saved,
+            engine.fingerprint,
+            engine.plan,
+            engine.max_model_len,
+            engine.model.config.vocab_size,
+        )
+        return cls(engine, engine.held.restore(saved), run)
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = f"{self.num_tokens} tokens" if not self.closed else "closed"
+        return f"<Session {self._held.name}: {state}>"
+
+    @property
+    def closed(self) -> bool:
+        """Whether its pages have been given back."""
+        return self._held not in self._engine.held
+
+    @property
+    def token_ids(self) -> list[int]:
+        """All its tokens, a copy."""
+        return list(self._open().token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens it has, those that are still to be computed included."""
+        return len(self._open().token_ids)
+
+    @property
+    def logits(self) -> Float32[Tensor, " vocab"]:
+        """The logits behind its last token, a copy; tokens not yet computed are, first.
+
+        Raises:
+            ValueError: there is no token yet.
+        """
+        self._compute()
+        if self._held.logits is None:
+            raise ValueError(f"{self._held.name} has no tokens, so no logits; append some first")
+        return self._held.logits.clone()
+
+    @property
+    def layers(self) -> tuple["SessionLayer", ...]:
+        """A view of each cached layer, in the order of `llm.plan.layers`."""
+        self._open()
+        return tuple(SessionLayer(self, plan) for plan in self._engine.plan.layers)
+
+    def append(self, text_or_ids: str | Sequence[int]) -> None:
+        """Adds a text or token ids behind the last token. They are computed when needed.
+
+        A text gets the special tokens of a prompt's beginning only if it is the first.
+
+        Raises:
+            ValueError: a token id is none of the model's, there would be more than
+                `max_model_len` tokens, or it is a text and there is no tokenizer.
+        """
+        held = self._idle()
+        if isinstance(text_or_ids, Mapping):
+            raise ValueError(f"{held.name}: {text_or_ids!r} should be a text or token ids")
+        given = parse(text_or_ids)
+        token_ids = given.token_ids
+        if token_ids is None:
+            token_ids = tuple(self._encode(given.text or "", first=not held.token_ids))
+        vocab_size, most = self._engine.model.config.vocab_size, self._engine.max_model_len
+        wrong = next((token for token in token_ids if not 0 <= token < vocab_size), None)
+        if wrong is not None:
+            raise ValueError(f"{held.name}: token id {wrong} should be in [0, {vocab_size})")
+        total = len(held.token_ids) + len(token_ids)
+        if total > most:
+            raise ValueError(
+                f"{held.name}: with {len(token_ids)} tokens more it would have {total}; "
+                f"with max_model_len={most} it can have {most}"
+            )
+        self._engine.held.append(held, list(token_ids))
+
+    def generate(self, sampling_params: SamplingParams | None = None) -> RequestOutput:
+        """Generates behind the last token; what comes is part of the session then.
+
+        The tokens are those that `llm.generate` gives for the same token ids and seed. If it
+        is interrupted, the tokens up to there are part of the session.
+
+        Raises:
+            ValueError: the parameters can't be served, or the session has no tokens.
+            OutOfPages: other sessions hold the pages that are needed.
+        """
+        *_, last = self.stream(sampling_params)
+        return last
+
+    def stream(self, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+        """As `generate`, but yields what is known of the output after every token."""
+        held, params = self._idle(), sampling_params or SamplingParams()
+        if not isinstance(params, SamplingParams):
+            raise ValueError(f"sampling_params={params!r} should be a SamplingParams")
+        if not held.token_ids:
+            raise ValueError(f"{held.name} has no tokens to go on from; append some first")
+        if params.n != 1:
+            raise ValueError(f"n={params.n}: a session is one sequence; fork it for others")
+        if params.prompt_logprobs is not None:
+            raise ValueError(
+                f"prompt_logprobs={params.prompt_logprobs}: a session's tokens are not computed "
+                f"again for their logprobs; llm.generate gives them"
+            )
+        return self._run(held, params)
+
+    def fork(self) -> "Session":
+        """Another session with the same tokens; the two go on independently.
+
+        Full pages are shared; what will be written into, states among it, is copied.
+
+        Raises:
+            OutOfPages: there is no room for the copies; nothing was changed.
+        """
+        child = self._engine.held.fork(self._idle())
+        return Session(self._engine, child, self._run)
+
+    def truncate(self, num_tokens: int, recompute: bool = False) -> None:
+        """Forgets all tokens but the first `num_tokens`.
+
+        Exact, or refused: what of the cache is right for fewer tokens stays. A state stands
+        behind the last token computed and can't go back; a window may be gone. With
+        `recompute` the tokens that are left are computed again where that is so.
+
+        Raises:
+            ValueError: the cache can't go back to there; says where it can.
+        """
+        held = self._idle()
+        if type(num_tokens) is not int or not 0 <= num_tokens <= len(held.token_ids):
+            raise ValueError(
+                f"{held.name}: num_tokens={num_tokens!r} should be from 0 to {len(held.token_ids)}"
+            )
+        shortest = min(self._engine.held.shortest_exact(held), len(held.token_ids))
+        if 0 < num_tokens < shortest and not recompute:
+            raise ValueError(
+                f"{held.name}: the cache can't go back to {num_tokens} tokens; it can to 0 and to "
+                f"{shortest} or more, up to {len(held.token_ids)}; or truncate({num_tokens}, "
+                f"recompute=True) computes them again"
+            )
+        self._engine.held.truncate(held, num_tokens)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes it to a safetensors file, for `llm.load_session`.
+
+        The file is written as a whole or not at all. It holds the tokens, what the cache has
+        of them, the logits behind the last, the `cache_salt`, a fingerprint of the model and
+        its formats, and checksums of everything.
+
+        Raises:
+            OSError: the file can't be written.
+        """
+        held = self._compute()
+        fingerprint = plain_fingerprint(self._engine.fingerprint)
+        write_snapshot(Path(path), self._engine.held.snapshot(held, fingerprint))
+
+    def close(self) -> None:
+        """Gives back its pages. Closing it again does nothing."""
+        if self.closed:
+            return
+        if self._held.run is not None:
+            self._engine.abort(self._held.run.request.request_id)
+        self._engine.held.close(self._held)
+
+    def _read(self, plan: LayerPlan) -> dict[str, Tensor]:
+        held = self._compute()
+        layer = self._engine.model.cached_layers()[plan.name]
+        table = self._engine.held.table(held, plan.group)
+        return read_layer(layer, plan, self._engine.pool, table, held.num_computed)
+
+    def _compute(self) -> Held:
+        """Computes all tokens, and the logits behind the last."""
+        held = self._idle()
+        if held.token_ids and not held.complete:
+            for _ in self._run(held, None):
+                pass
+        return held
+
+    def _encode(self, text: str, *, first: bool) -> list[int]:
+        if self._engine.tokenizer is None:
+            raise ValueError(
+                f"{self._held.name}: a text needs a tokenizer, and the model has no "
+                f"tokenizer.json; give token ids instead"
+            )
+        return self._engine.tokenizer.encode(text, add_special_tokens=first)
+
+    def _open(self) -> Held:
+        if self.closed:
+            raise ValueError(f"{self._held.name} is closed; open another with llm.session()")
+        return self._held
+
+    def _idle(self) -> Held:
+        if self._open().run is not None:
+            raise ValueError(f"{self._held.name} is generating; finish or close its stream first")
+        return self._held
+
+
+class SessionLayer:
+    """What one cached layer holds of a session."""
+
+    def __init__(self, session: Session, plan: LayerPlan) -> None:
+        self._session = session
+        self.plan = plan
+
+    @property
+    def name(self) -> str:
+        """The layer's name in the model."""
+        return self.plan.name
+
+    def read(self) -> dict[str, Tensor]:
+        """Copies of what the layer holds of all the session's tokens, which are computed first.
+
+        Attention: `k`, behind the rotary embedding, and `v`, `[tokens, kv_heads, head_dim]`.
+        MLA: `c_kv` and `k_pe`, `[tokens, dim]`. Both in the model's dtype; quantised ones as
+        they are read back. Layers with a window have the tokens that they still hold, and
+        `positions` says which. Other layers: their states, as they declare them.
+        """
+        return self._session._read(self.plan)
