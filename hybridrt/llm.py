@@ -175,6 +175,16 @@ class LLM:
         """
         return Session.load(path, self.engine, self._run_held)
 
+    def stats(self) -> dict[str, Any]:
+        """Counters of reuse and the bytes of the pool, as plain values (docs/reuse.md).
+
+        `total` counts from the start and `interval` since the last call: sequences, their
+        prompts' tokens, those that came from the cache, the share of these, and how often
+        each `cache_note`. `bytes` are those in use, cached and free now, group by group;
+        `cache` has the pages and checkpoints that are kept, and how many were dropped.
+        """
+        return self.engine.stats()
+
     def cache_regions(self) -> CacheRegions:
         """The pool as one region of memory, and the bytes in it that hold given pages."""
         pool = self.engine.pool

@@ -161,6 +161,15 @@ class PrefixCache:
         if page is not None and not node.is_wanted:
             self._behind[self.token_groups[slot][0], page] = node
 
+    def data(self) -> dict[str, int]:
+        """What is there now, and what was dropped so far."""
+        return {
+            "pages": self.num_nodes - len(self._ghosts),
+            "checkpoints": self.num_checkpoints,
+            "dropped_pages": self.num_dropped["pages"],
+            "dropped_checkpoints": self.num_dropped["checkpoints"],
+        }
+
     def make_room(self, counts: Sequence[int]) -> None:
         """Drops what is worth least until so many pages of each group are free.
 

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable
 from collections.abc import Sequence as Rows
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hybridrt.cache.plan import CachePlan
 from hybridrt.cache.prefix import make_prefix_cache
@@ -30,6 +30,7 @@ from hybridrt.engine.runner import RowResult, Runner
 from hybridrt.engine.sampler import derive_seed
 from hybridrt.engine.scheduler import Row
 from hybridrt.engine.sequence import Sequence
+from hybridrt.engine.stats import pool_data
 from hybridrt.engine.tokenizer import Tokenizer
 from hybridrt.request import Request, RequestOutput, SamplingParams
 
@@ -166,6 +167,10 @@ class Engine:
         except BaseException:
             self._scheduler.preempt_all(rows)
             raise
+
+    def stats(self) -> dict[str, Any]:
+        """What was reused, in all and since this was last asked, and what the pool holds now."""
+        return self._scheduler.stats.take() | pool_data(self.pool, self.pages.prefix)
 
     def abort(self, request_id: str) -> None:
         """Drops a request and frees its pages. One that is not there is left alone."""

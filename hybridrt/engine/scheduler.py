@@ -15,6 +15,7 @@ from hybridrt.cache.prefix_tree import Match
 from hybridrt.cache.sequence_pages import SequencePages
 from hybridrt.config import EngineConfig
 from hybridrt.engine.sequence import Sequence
+from hybridrt.engine.stats import ReuseStats
 
 REGULAR = 128  # tokens between checkpoints that are made while there are free pages
 MOST_REGULAR = 32  # of them for one prompt
@@ -52,6 +53,7 @@ class Scheduler:
         self._rope_switch_length = rope_switch_length
         self._pages = pages
         self._page_size = config.page_size
+        self.stats = ReuseStats()
         self._waiting: OrderedDict[str, Sequence] = OrderedDict()
         self._running: dict[str, Sequence] = {}
         self._cramped: set[str] = set()  # those that found no room though they ran alone
@@ -204,7 +206,9 @@ class Scheduler:
                 self._pages.admit(sequence.sequence_id, num_tokens, part.stop, match, salt)
                 if match is not None:
                     self._plan_exports(sequence, match)
-                sequence.note_cached(match)
+                if sequence.cache_note is None:
+                    sequence.note_cached(match)
+                    self.stats.record(sequence)
                 return part
         return None
 

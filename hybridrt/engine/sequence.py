@@ -75,9 +75,8 @@ class Sequence:
 
     def note_cached(self, match: Match | None) -> None:
         """Notes what the cache had when the sequence first ran, which is what its output tells."""
-        if self.cache_note is None:
-            self.cache_note = "disabled" if match is None else match.note
-            self.num_cached_tokens = 0 if match is None else match.position
+        self.cache_note = "disabled" if match is None else match.note
+        self.num_cached_tokens = 0 if match is None else match.position
 
     def append(self, token: int) -> None:
         """Takes the next token, its text with it, and finishes if it ends the output."""
