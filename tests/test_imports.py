@@ -27,9 +27,9 @@ ALLOWED = {
     "layers": LEAVES | {"kernels", "cache"},
     "models": LEAVES | {"layers", "kernels", "cache"},
     "engine": LEAVES | {"models", "layers", "kernels", "cache", "progress"},
-    "session": BELOW_LLM,
+    "session": BELOW_LLM | {"prompt"},
     "llm": BELOW_LLM | {"session", "prompt"},
-    "__init__": LEAVES | {"llm"},
+    "__init__": LEAVES | {"llm", "session"},
     "cli": BELOW_LLM | {"__init__", "llm", "session", "prompt", "demo"},
     "__main__": {"cli"},
 }

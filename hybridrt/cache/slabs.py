@@ -117,6 +117,11 @@ class SlabAllocator:
     def num_free_slabs(self) -> int:
         return len(self._free_slabs)
 
+    @property
+    def num_unused_slabs(self) -> int:
+        """Slabs that are free, or would be if nothing were cached."""
+        return self.num_slabs - sum(len(group.in_use) for group in self._groups)
+
     def slabs_of(self, group: int) -> list[int]:
         """The slabs that a group holds now."""
         return self._groups[group].slabs

@@ -34,10 +34,18 @@ class WatchedPool(Pool):
         pages = list(pages)
         super().release(group, pages)
         for page in pages:
-            if not self.allocator.references(group, page):
-                span = self.span(group, page)
-                assert (self.flat[span] == POISON).all()
-                self._held[span] = False
+            self._note_if_free(group, page)
+
+    def drop(self, group: int, page: PhysicalId) -> None:
+        super().drop(group, page)
+        self._note_if_free(group, page)
+
+    def _note_if_free(self, group: int, page: PhysicalId) -> None:
+        if self.allocator.references(group, page) or self.allocator.is_cached(group, page):
+            return
+        span = self.span(group, page)
+        assert (self.flat[span] == POISON).all()
+        self._held[span] = False
 
     def assert_nobody_writes_into_free_pages(self) -> None:
         """What is free holds zeros if it was never held, and poison if it was."""

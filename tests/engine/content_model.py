@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from hybridrt.batch import ForwardBatch, TokenPages
+from hybridrt.batch import ForwardBatch, Rows, TokenPages
 from hybridrt.cache.plan import CachePlan, GroupPlan, LayerPlan
 from hybridrt.cache.pool import Pool
 from hybridrt.cache.spec import CacheSpec, State, Window
@@ -129,19 +129,44 @@ class ContentModel:
         view[blocks, offsets, 2] = layer
 
     def _run_state(self, row: LayerPlan, batch: ForwardBatch, readings: list[Reading]) -> None:
+        rows = batch.for_states
         pages = batch.state_pages(row.group, row.part).tolist()
-        assert len(set(pages)) == len(pages), "two sequences have one state"
-        bounds = batch.cu_seqlens_q.tolist()
+        initial = batch.initial_state_pages(row.group, row.part).tolist()
+        _assert_states_are_apart(pages, initial, rows)
+        bounds, owners = rows.cu_seqlens_q.tolist(), _owners(batch)
         tokens, positions = batch.input_ids.tolist(), batch.positions.tolist()
-        starts = batch.has_initial_state.tolist()
+        has_state = rows.has_initial_state.tolist()
         for i, page in enumerate(pages):
-            before = self.read_state(row.index, page) if starts[i] else (0, seed_of(row.index))
+            start = self.read_state(row.index, initial[i]) if has_state[i] else None
+            before = (0, seed_of(row.index)) if start is None else start
             seen, value = before
             for t in range(bounds[i], bounds[i + 1]):
                 seen, value = seen + 1, mixed(value, tokens[t], positions[t])
             self._views[row.index][page] = (seen, value)
-            readings[i].states[row.index] = before, (seen, value)
-            readings[i].next_token += value
+            reading = readings[owners[i]]
+            first, _ = reading.states.get(row.index, (before, None))
+            reading.states[row.index] = first, (seen, value)
+        for reading in readings:
+            reading.next_token += reading.states[row.index][1][1]
+
+
+def _owners(batch: ForwardBatch) -> list[int]:
+    """For each row of the states, the row of the batch that it is a part of."""
+    starts = batch.for_states.cu_seqlens_q[:-1]
+    return (torch.searchsorted(batch.cu_seqlens_q, starts, right=True) - 1).tolist()
+
+
+def _assert_states_are_apart(pages: list[int], initial: list[int], rows: Rows) -> None:
+    """Nobody writes what another wrote or starts from, but a row that follows goes on with it."""
+    assert len(set(pages)) == len(pages), "two sequences have one state"
+    follows = rows.follows.tolist()
+    for i, (page, start) in enumerate(zip(pages, initial, strict=True)):
+        if follows[i]:
+            assert start == pages[i - 1] and i > rows.num_decodes
+        elif i < rows.num_decodes:
+            assert start == page and rows.query_lens[i] == 1
+        else:
+            assert start == page or start not in pages, "another starts from it"
 
 
 def _visible(batch: ForwardBatch, window: Window | None) -> Iterator[tuple[int, int, int]]:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from hybridrt.cache.plan import CachePlan
+from hybridrt.cache.prefix import make_prefix_cache
 from hybridrt.cache.sequence_pages import SequencePages
 from hybridrt.config import EngineConfig
 from hybridrt.engine.batch_builder import BatchBuilder
@@ -87,9 +88,10 @@ class PageReader:
         self, plan: CachePlan, layers: Sequence[StandIn] | None = None, **options: Any
     ) -> None:
         page_size = next((group.page_size for group in plan.groups if group.page_size), 1)
-        self.config = EngineConfig(model="page reader", page_size=page_size, **options)
+        options = {"page_size": page_size, "enable_prefix_caching": False, **options}
+        self.config = EngineConfig(model="page reader", **options)
         self.pool = WatchedPool(plan)
-        self.pages = SequencePages(self.pool)
+        self.pages = SequencePages(self.pool, make_prefix_cache(self.pool, self.config))
         self.scheduler = Scheduler(self.config, self.pages)
         self.batches = BatchBuilder(self.pages, plan.groups, CPU)
         if layers is None:
@@ -100,8 +102,10 @@ class PageReader:
         self.model = ContentModel(layers, plan, self.pool)
         self.histories: dict[str, History] = {}
 
-    def add(self, name: str, prompt: Sequence[int], max_tokens: int) -> Running:
-        running = self._sequence(name, prompt, max_tokens)
+    def add(
+        self, name: str, prompt: Sequence[int], max_tokens: int, salt: str | None = None
+    ) -> Running:
+        running = self._sequence(name, prompt, max_tokens, salt)
         self.scheduler.add(running)
         return running
 
@@ -142,14 +146,17 @@ class PageReader:
     def check_everyone(self) -> None:
         """Reads what later tokens will see of every sequence that has pages."""
         groups = self.pool.plan.groups
+        index_of = {group.name: g for g, group in enumerate(groups)}
         for name in self.pages:
             num_tokens, history = self.pages.num_committed(name), self.histories[name]
-            tables = dict(zip((g.name for g in groups), self.pages.tables(name), strict=True))
+            tables, initial = self.pages.tables(name), self.pages.initial_states(name)
             for row in self.model.rows:
-                group, table = self.model.groups[row.group], tables[row.group]
+                g = index_of[row.group]
+                group, table = groups[g], tables[g]
                 if group.kind == "state":
                     if num_tokens:
-                        state = self.model.read_state(row.index, table.physical_ids[row.part])
+                        pages = table.physical_ids if initial is None else initial[g]
+                        state = self.model.read_state(row.index, pages[row.part])
                         assert state == history.state(row.index, num_tokens)
                     continue
                 first = group.first_kept(num_tokens)
@@ -161,9 +168,11 @@ class PageReader:
         assert len(self.pages) == 0 and not self.scheduler.has_unfinished
         assert self.pool.allocator.num_free_slabs == self.pool.plan.num_slabs
 
-    def _sequence(self, name: str, prompt: Sequence[int], max_tokens: int) -> Running:
+    def _sequence(
+        self, name: str, prompt: Sequence[int], max_tokens: int, salt: str | None = None
+    ) -> Running:
         params = SamplingParams(max_tokens=max_tokens)
-        request = Request(name, tuple(prompt), params)
+        request = Request(name, tuple(prompt), params, cache_salt=salt)
         limit = len(prompt) + max_tokens
         running = Running(name, request, 0, 0, limit, Detokenizer(None, prompt, params))
         self.histories[name] = History(running.token_ids, self.layers)

@@ -122,4 +122,4 @@ def assert_nothing_is_held(llm: LLM) -> None:
     engine = llm.engine
     assert not llm.has_unfinished and not engine._entries
     assert len(engine.pages) == 0 and engine.num_running == engine.num_waiting == 0
-    assert engine.pool.allocator.num_free_slabs == engine.plan.num_slabs
+    assert engine.pool.allocator.num_unused_slabs == engine.plan.num_slabs

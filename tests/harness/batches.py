@@ -1,14 +1,15 @@
 """`ForwardBatch`es made by hand, apart from the runner's way of making them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hybridrt.batch import ForwardBatch, StatePages, TokenPages
+from hybridrt.batch import ForwardBatch, Rows, StatePages, TokenPages
 from hybridrt.cache.spec import Window
 
 TOKENS, STATES = "tokens", "states"  # the names of the groups here
@@ -53,33 +54,64 @@ def make_batch(
     block_size: int = 1,
     device: str = "cpu",
     padding: int = 0,
+    cut_for_states: bool = False,
 ) -> ForwardBatch:
-    """The batch of these rows, decodes first. `padding` tokens of slot -1 follow the last."""
+    """The batch of these rows, decodes first. `padding` tokens of slot -1 follow the last.
+
+    With `cut_for_states` only state groups have the rows that follow; tokens have whole ones.
+    """
     _check(rows, num_decodes)
+    states = StatePages(
+        torch.tensor([[row.page for row in rows]]).to(device),
+        torch.tensor([[row.starts_from for row in rows]]).to(device),
+    )
+    cut_rows = Rows(**_fields(rows, num_decodes, device)) if cut_for_states else None
+    rows = uncut(rows) if cut_for_states else rows
     positions = [row.context + i for row in rows for i in range(row.queries)] + [0] * padding
     slots = [_slot(row, row.context + i, block_size) for row in rows for i in range(row.queries)]
-    cu_seqlens = torch.tensor([0, *(row.queries for row in rows)]).cumsum(0)
-    batch = ForwardBatch(
-        input_ids=torch.zeros(len(positions), dtype=torch.int64),
-        positions=torch.tensor(positions),
-        rope_positions=torch.tensor(positions),
-        seq_lens=torch.tensor([row.seq_len for row in rows], dtype=torch.int32),
-        cu_seqlens_q=cu_seqlens.to(torch.int32),
-        has_initial_state=torch.tensor([row.context > 0 for row in rows]),
-        logits_indices=cu_seqlens[1:] - 1,
+    slots += [-1] * padding
+    stops = torch.tensor([row.queries for row in rows]).cumsum(0)
+    return ForwardBatch(
+        **_fields(rows, num_decodes, device),
+        input_ids=torch.zeros(len(positions), dtype=torch.int64, device=device),
+        positions=torch.tensor(positions, device=device),
+        rope_positions=torch.tensor(positions, device=device),
+        logits_indices=(stops - 1).to(device),
         groups={
-            TOKENS: TokenPages(_page_table(rows), torch.tensor(slots + [-1] * padding)),
-            STATES: StatePages(
-                torch.tensor([[row.page for row in rows]]),
-                torch.tensor([[row.starts_from for row in rows]]),
-            ),
+            TOKENS: TokenPages(_page_table(rows).to(device), torch.tensor(slots, device=device)),
+            STATES: states,
         },
-        num_decodes=num_decodes,
-        query_lens=torch.tensor([row.queries for row in rows]),
-        context_lens=torch.tensor([row.context for row in rows]),
-        follows=torch.tensor([row.follows for row in rows]),
+        cut_rows=cut_rows,
     )
-    return batch if device == "cpu" else _to(batch, device)
+
+
+def _fields(rows: Sequence[Row], num_decodes: int, device: str) -> dict[str, Any]:
+    """Those of `hybridrt.batch.Rows`."""
+    queries = torch.tensor([row.queries for row in rows])
+    seq_lens = torch.tensor([row.seq_len for row in rows], dtype=torch.int32)
+    cu_seqlens = torch.cat([queries.new_zeros(1), queries.cumsum(0)])
+    return {
+        "seq_lens": seq_lens.to(device),
+        "cu_seqlens_q": cu_seqlens.to(device, torch.int32),
+        "has_initial_state": torch.tensor([row.context > 0 for row in rows], device=device),
+        "query_lens": queries,
+        "context_lens": torch.tensor([row.context for row in rows]),
+        "follows": torch.tensor([row.follows for row in rows]),
+        "num_decodes": num_decodes,
+    }
+
+
+def uncut(rows: Sequence[Row]) -> list[Row]:
+    """With one row for each sequence, which leaves its state where the last of them does."""
+    whole: list[Row] = []
+    for row in rows:
+        if row.follows:
+            first = whole.pop()
+            before = first.starts_from
+            queries = first.queries + row.queries
+            row = replace(first, queries=queries, page=row.page, initial_page=before)
+        whole.append(row)
+    return whole
 
 
 def _check(rows: Sequence[Row], num_decodes: int) -> None:
@@ -107,28 +139,6 @@ def _page_table(rows: Sequence[Row]) -> Tensor:
 def pages_of(batch: ForwardBatch) -> tuple[Tensor, Tensor]:
     """The pages that the rows leave their states in, and those that they start from."""
     return batch.state_pages(STATES), batch.initial_state_pages(STATES)
-
-
-def _to(batch: ForwardBatch, device: str) -> ForwardBatch:
-    tokens, states = batch.token_pages(TOKENS), batch.groups[STATES]
-    assert isinstance(states, StatePages)
-    return ForwardBatch(
-        input_ids=batch.input_ids.to(device),
-        positions=batch.positions.to(device),
-        rope_positions=batch.rope_positions.to(device),
-        seq_lens=batch.seq_lens.to(device),
-        cu_seqlens_q=batch.cu_seqlens_q.to(device),
-        has_initial_state=batch.has_initial_state.to(device),
-        logits_indices=batch.logits_indices.to(device),
-        groups={
-            TOKENS: TokenPages(tokens.page_table.to(device), tokens.slots.to(device)),
-            STATES: StatePages(states.pages.to(device), states.initial_pages.to(device)),
-        },
-        num_decodes=batch.num_decodes,
-        query_lens=batch.query_lens,
-        context_lens=batch.context_lens,
-        follows=batch.follows,
-    )
 
 
 @dataclass(frozen=True)

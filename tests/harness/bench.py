@@ -118,7 +118,12 @@ class Bench:
         work = sorted(work, key=lambda item: item[0] not in decodes)
         rows = [row for name, x in work for row in self._rows(name, len(x), cuts.get(name, ()))]
         size = self._setting.kernel_block_size
-        batch = make_batch(rows, num_decodes=len(decodes), block_size=size)
+        batch = make_batch(
+            rows,
+            num_decodes=len(decodes),
+            block_size=size,
+            cut_for_states=self.holds_states and any(row.follows for row in rows),
+        )
         before = self.pool.clone()
         out = self._forward(torch.cat([x for _, x in work]), batch)
         self._check_states(before, rows)

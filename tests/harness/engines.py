@@ -135,5 +135,5 @@ def leave_room_for(llm: LLM, num_slabs: int) -> None:
 
 
 def free_slabs(llm: LLM) -> int:
-    """Slabs that no group holds."""
-    return llm.engine.pool.allocator.num_free_slabs
+    """Slabs that no running request holds."""
+    return llm.engine.pool.allocator.num_unused_slabs

@@ -19,7 +19,7 @@ from hybridrt.kernels.causal_conv1d import causal_conv1d
 from hybridrt.kernels.gated_delta_rule import gated_delta_rule
 from hybridrt.kernels.selective_scan import selective_scan
 from hybridrt.kernels.ssd import ssd
-from tests.harness.batches import Row, make_batch, pages_of
+from tests.harness.batches import Row, make_batch, pages_of, uncut
 from tests.harness.properties import bounded
 from tests.harness.tolerance import assert_close
 
@@ -190,21 +190,10 @@ def _check(kernel: Kernel, backend: Backend, company: Company, dtype: torch.dtyp
     others = [page for page in range(num_pages) if page not in written]
     assert _same_bits(after[others], pool[others])
     if dtype == torch.float32:
-        whole_y, whole = _steps(kernel, backend, inputs, pool, [_uncut(rows)])
-        last = [row.page for row in _uncut(rows)]
+        whole_y, whole = _steps(kernel, backend, inputs, pool, [uncut(rows)])
+        last = [row.page for row in uncut(rows)]
         assert_close(y, whole_y)
         assert_close(after[last, 16:-8], whole[last, 16:-8])
-
-
-def _uncut(rows: Sequence[Row]) -> list[Row]:
-    """With one row for each chain."""
-    merged: list[Row] = []
-    for row in rows:
-        if row.follows:
-            before = merged.pop()
-            row = replace(before, queries=before.queries + row.queries, page=row.page)
-        merged.append(row)
-    return merged
 
 
 TWO_FROM_ONE = Company(2, (Chain(0, (5, 1, 1)), Chain(0, (1,)), Chain("own", (1, 17))))

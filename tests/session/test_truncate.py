@@ -1,0 +1,87 @@
+"""A session that was cut off goes on as one that never had more, or the cut is refused."""
+
+import re
+
+import pytest
+
+from hybridrt import LLM
+from tests.session.open_sessions import (
+    ATTENTION,
+    CHUNKS,
+    DEEPSEEK,
+    DRAWN,
+    EVERY_KIND,
+    EVERY_STATE,
+    LONGROPE,
+    MAMBA,
+    PROMPT,
+    WINDOWS,
+    cold,
+    nothing_left,
+    open_llm,
+)
+
+NAMES = (ATTENTION, DEEPSEEK, WINDOWS, CHUNKS, EVERY_KIND, EVERY_STATE, MAMBA, LONGROPE)
+
+
+@pytest.fixture(scope="module")
+def llms() -> dict[str, LLM]:
+    return {name: open_llm(name) for name in NAMES}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("recompute", [False, True])
+def test_cut_to_any_length_it_goes_on_as_a_cold_run_or_is_refused(
+    llms: dict[str, LLM], name: str, recompute: bool
+) -> None:
+    llm, possible = llms[name], []
+    with nothing_left(llm), llm.session(PROMPT[:30]) as whole:
+        _ = whole.logits
+        whole.append(PROMPT[30:34])
+        for length in (34, 33, 30, 29, 28, 27, 24, 20, 17, 16, 13, 12, 9, 8, 5, 1, 0):
+            with whole.fork() as session:
+                try:
+                    session.truncate(length, recompute=recompute)
+                except ValueError as error:
+                    least = int(re.search(r"to (\d+) or more, up to 34", str(error))[1])  # type: ignore[index]
+                    assert length < least <= 34 and f"truncate({length}, recompute=True)" in str(error)
+                    assert session.token_ids == PROMPT[:34]
+                    continue
+                possible.append(length)
+                assert session.token_ids == PROMPT[:length]
+                session.append(PROMPT[length:20])
+                (completion,) = session.generate(DRAWN).outputs
+                tokens = PROMPT[: max(length, 20)]
+                assert completion.token_ids == cold(name, tokens, DRAWN)
+        assert whole.generate(DRAWN).outputs[0].token_ids == cold(name, PROMPT[:34], DRAWN)
+    assert {34, 33, 30, 0} <= set(possible)
+    if recompute or name in (ATTENTION, DEEPSEEK):
+        assert len(possible) == 17
+    if not recompute:
+        assert (29 in possible) == (name not in (EVERY_KIND, EVERY_STATE, MAMBA))
+        assert (1 in possible) == (name in (ATTENTION, DEEPSEEK))
+
+
+def test_a_cut_of_shared_pages_leaves_the_others_alone(llms: dict[str, LLM]) -> None:
+    llm = llms[ATTENTION]
+    with nothing_left(llm), llm.session(PROMPT) as first, first.fork() as early:
+        keys = first.layers[0].read()["k"]
+        late = first.fork()
+        first.truncate(21)
+        first.append([1, 2, 3])
+        assert first.generate(DRAWN).outputs[0].token_ids == cold(
+            ATTENTION, [*PROMPT[:21], 1, 2, 3], DRAWN
+        )
+        assert late.layers[0].read()["k"].equal(keys)
+        for session in (late, early):
+            assert session.generate(DRAWN).outputs[0].token_ids == cold(ATTENTION, PROMPT, DRAWN)
+        late.close()
+
+
+@pytest.mark.parametrize("length", [-1, 38, 2.0, True, None])
+def test_a_length_that_makes_no_sense_is_refused(llms: dict[str, LLM], length: int) -> None:
+    with (
+        llms[ATTENTION].session(PROMPT) as session,
+        pytest.raises(ValueError, match=r"num_tokens=.* should be from 0 to 37"),
+    ):
+        session.truncate(length)
