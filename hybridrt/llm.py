@@ -150,19 +150,7 @@ class LLM:
         Raises:
             ValueError: the prompt is wrong, or brings another `cache_salt`.
         """
-        parsed = None if prompt is None else parse(prompt)
-        salts = {cache_salt, parsed.cache_salt if parsed else None} - {None}
-        if len(salts) > 1:
-            raise ValueError(f"cache_salt={cache_salt!r}, but the prompt has another one")
-        session = Session(self.engine, self.engine.held.open(*salts), self._run_held)
-        try:
-            if parsed is not None:
-                ids = parsed.token_ids
-                session.append(ids if ids is not None else parsed.text or "")
-        except BaseException:
-            session.close()
-            raise
-        return session
+        return Session.open(self.engine, self._run_held, prompt, cache_salt)
 
     def load_session(self, path: str | os.PathLike[str]) -> Session:
         """Opens a session from a file that `Session.save` wrote, here or elsewhere.
@@ -237,6 +225,8 @@ class LLM:
             while request_id in self._inboxes:  # until it is aborted
                 inbox = self._inboxes[request_id]
                 if not inbox:
+                    if not self.engine.has_request(request_id):  # its session was closed
+                        return
                     self._advance()
                     continue
                 output = inbox.pop(0)

@@ -13,7 +13,7 @@ from hybridrt.engine.engine import Engine
 from hybridrt.engine.held import Held
 from hybridrt.engine.read_cache import read_layer
 from hybridrt.engine.saved_session import check_saved, plain_fingerprint
-from hybridrt.prompt import parse
+from hybridrt.prompt import ParsedPrompt, Prompt, parse
 from hybridrt.request import RequestOutput, SamplingParams
 
 Run = Callable[[Held, SamplingParams | None], Iterator[RequestOutput]]
@@ -31,6 +31,23 @@ class Session:
         self._engine = engine
         self._held = held
         self._run = run
+
+    @classmethod
+    def open(
+        cls, engine: Engine, run: Run, prompt: Prompt | None = None, cache_salt: str | None = None
+    ) -> "Session":
+        """See `LLM.session`."""
+        parsed = ParsedPrompt(token_ids=()) if prompt is None else parse(prompt)
+        salts = {cache_salt, parsed.cache_salt} - {None}
+        if len(salts) > 1:
+            raise ValueError(f"cache_salt={cache_salt!r}, but the prompt has another one")
+        session = cls(engine, engine.held.open(*salts), run)
+        try:
+            session._append(parsed)
+        except BaseException:
+            session.close()
+            raise
+        return session
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], engine: Engine, run: Run) -> "Session":
@@ -102,21 +119,7 @@ class Session:
         held = self._idle()
         if isinstance(text_or_ids, Mapping):
             raise ValueError(f"{held.name}: {text_or_ids!r} should be a text or token ids")
-        given = parse(text_or_ids)
-        token_ids = given.token_ids
-        if token_ids is None:
-            token_ids = tuple(self._encode(given.text or "", first=not held.token_ids))
-        vocab_size, most = self._engine.model.config.vocab_size, self._engine.max_model_len
-        wrong = next((token for token in token_ids if not 0 <= token < vocab_size), None)
-        if wrong is not None:
-            raise ValueError(f"{held.name}: token id {wrong} should be in [0, {vocab_size})")
-        total = len(held.token_ids) + len(token_ids)
-        if total > most:
-            raise ValueError(
-                f"{held.name}: with {len(token_ids)} tokens more it would have {total}; "
-                f"with max_model_len={most} it can have {most}"
-            )
-        self._engine.held.append(held, list(token_ids))
+        self._append(parse(text_or_ids))
 
     def generate(self, sampling_params: SamplingParams | None = None) -> RequestOutput:
         """Generates behind the last token; what comes is part of the session then.
@@ -173,12 +176,13 @@ class Session:
             raise ValueError(
                 f"{held.name}: num_tokens={num_tokens!r} should be from 0 to {len(held.token_ids)}"
             )
-        shortest = min(self._engine.held.shortest_exact(held), len(held.token_ids))
+        total = len(held.token_ids)
+        shortest = min(self._engine.held.shortest_exact(held), total)
         if 0 < num_tokens < shortest and not recompute:
+            longer = f"{shortest} to {total}" if shortest < total else f"{total}"
             raise ValueError(
-                f"{held.name}: the cache can't go back to {num_tokens} tokens; it can to 0 and to "
-                f"{shortest} or more, up to {len(held.token_ids)}; or truncate({num_tokens}, "
-                f"recompute=True) computes them again"
+                f"{held.name}: the cache can't go back to {num_tokens} tokens, only to 0 and "
+                f"{longer}; truncate({num_tokens}, recompute=True) computes them again"
             )
         self._engine.held.truncate(held, num_tokens)
 
@@ -203,6 +207,22 @@ class Session:
         if self._held.run is not None:
             self._engine.abort(self._held.run.request.request_id)
         self._engine.held.close(self._held)
+
+    def _append(self, given: ParsedPrompt) -> None:
+        held, token_ids = self._held, given.token_ids
+        if token_ids is None:
+            token_ids = tuple(self._encode(given.text or "", first=not held.token_ids))
+        vocab_size, most = self._engine.model.config.vocab_size, self._engine.max_model_len
+        wrong = next((token for token in token_ids if not 0 <= token < vocab_size), None)
+        if wrong is not None:
+            raise ValueError(f"{held.name}: token id {wrong} should be in [0, {vocab_size})")
+        total = len(held.token_ids) + len(token_ids)
+        if total > most:
+            raise ValueError(
+                f"{held.name}: with {len(token_ids)} tokens more it would have {total}; "
+                f"with max_model_len={most} it can have {most}"
+            )
+        self._engine.held.append(held, list(token_ids))
 
     def _read(self, plan: LayerPlan) -> dict[str, Tensor]:
         held = self._compute()

@@ -23,6 +23,9 @@ from hybridrt.config import EngineConfig
 
 MOST_GHOSTS = 65_536  # nodes remembered after their pages were dropped
 
+_Windows = OrderedDict[tuple[int, PhysicalId], tuple[Node, int]]
+"""Pages of windows that nobody sees now, by group and page: their nodes and groups' places."""
+
 
 class PrefixCache:
     """Finds, takes in and drops pages and checkpoints. It holds none itself: they are kept."""
@@ -45,7 +48,8 @@ class PrefixCache:
         self._pushed = 0
         self._leaves: list[tuple[int, int, Node]] = []
         self._heap: list[tuple[int, int, int, Checkpoint]] = []
-        self._behind: OrderedDict[tuple[int, PhysicalId], Node] = OrderedDict()
+        self._behind: _Windows = OrderedDict()
+        self._last: _Windows = OrderedDict()
         self._ghosts: OrderedDict[int, Node] = OrderedDict()
         self.num_nodes = 0
         self.num_checkpoints = 0
@@ -155,11 +159,15 @@ class PrefixCache:
             checkpoint.rank = SUPERSEDED
             self._push(checkpoint)
 
-    def left_behind(self, node: Node, slot: int) -> None:
-        """Notes that a running sequence has no use any more for a window's page of a node."""
+    def left_behind(self, node: Node, slot: int, *, at_end: bool = False) -> None:
+        """Notes that a sequence has no use any more for a window's page of a node.
+
+        One that it held `at_end`, or that is wanted, is dropped when nothing else is left.
+        """
         page = node.pages[slot]
-        if page is not None and not node.is_wanted:
-            self._behind[self.token_groups[slot][0], page] = node
+        if page is not None:
+            queue = self._last if at_end or node.is_wanted else self._behind
+            queue[self.token_groups[slot][0], page] = (node, slot)
 
     def data(self) -> dict[str, int]:
         """What is there now, and what was dropped so far."""
@@ -178,9 +186,10 @@ class PrefixCache:
         while self._pool.allocator.shortage(counts):
             if not (
                 self._drop_leaf(useless=True)
-                or self._drop_behind()
+                or self._drop_window(self._behind)
                 or self._drop_least_checkpoint()
                 or self._drop_leaf(useless=False)
+                or self._drop_window(self._last)
             ):
                 return
 
@@ -202,10 +211,9 @@ class PrefixCache:
             return True
         return False
 
-    def _drop_behind(self) -> bool:
-        while self._behind:
-            (g, page), node = self._behind.popitem(last=False)
-            slot = next(s for s, (group, _) in enumerate(self.token_groups) if group == g)
+    def _drop_window(self, queue: _Windows) -> bool:
+        while queue:
+            (g, page), (node, slot) = queue.popitem(last=False)
             if node.pages[slot] == page and self._pool.allocator.is_cached(g, page):
                 node.pages[slot] = None
                 self._pool.drop(g, page)

@@ -31,13 +31,15 @@ class Place:
     """Where a sequence stands in the prefix cache.
 
     Its pages up to `node` are there. It begins with the states of `initial` at its next
-    step; `earlier` are the checkpoints that it began with and has left since.
+    step; `earlier` are the checkpoints that it began with and has left since. It holds
+    `twins`, pages of tokens that it computed too, so that what lies behind them can be found.
     """
 
     node: Node
     initial: Checkpoint | None
     earlier: list[Checkpoint] = field(default_factory=list)
     exports: dict[int, Export] = field(default_factory=dict)
+    twins: list[tuple[int, PhysicalId]] = field(default_factory=list)
     missing: tuple[int, bytes] | None = None
 
 
@@ -111,6 +113,7 @@ class Reuse:
             pages = [_page_at(tables[g], start // size) for g, _ in self.prefix.token_groups]
             chunk = token_bytes(tokens[start : start + size])
             place.node = self.prefix.advance(place.node, chunk, pages)
+            self._hold_twins(place, pages)
             self._arrive(place)
         for position in sorted(p for p in place.exports if p <= num_tokens):
             export = place.exports.pop(position)
@@ -125,15 +128,21 @@ class Reuse:
             for g, pages in export.pages.items():
                 self._pool.release(g, pages)
 
-    def leave_behind(self, place: Place, slot_page: int, group: int) -> None:
-        """Notes that a page of a window is seen no more by the sequence."""
+    def _hold_twins(self, place: Place, pages: Sequence[PhysicalId | None]) -> None:
+        groups = zip(self.prefix.token_groups, place.node.pages, pages, strict=True)
+        for (g, plan), page, own in groups:
+            if plan.window is None and page is not None and page != own:
+                self._pool.allocator.retain(g, page)
+                place.twins.append((g, page))
+
+    def leave_behind(self, place: Place, group: int, pages: range, *, at_end: bool = False) -> None:
+        """Notes that pages of a window, by number in token order, are seen no more."""
         slot = next(s for s, (g, _) in enumerate(self.prefix.token_groups) if g == group)
         node: Node | None = place.node
-        length = (slot_page + 1) * self.prefix.page_size
-        while node is not None and node.length > length:
+        while node is not None and node.length > pages.start * self.prefix.page_size:
+            if node.length <= pages.stop * self.prefix.page_size:
+                self.prefix.left_behind(node, slot, at_end=at_end)
             node = node.parent
-        if node is not None and node.length == length:
-            self.prefix.left_behind(node, slot)
 
     def donate(
         self, place: Place, tables: Sequence[PageTable], tokens: Sequence[int], num_tokens: int
@@ -150,6 +159,8 @@ class Reuse:
     def end(self, place: Place) -> None:
         """Takes a sequence out of the cache; its pages have been released."""
         self._forget_initial(place)
+        for g, page in place.twins:
+            self._pool.release(g, [page])
         for export in place.exports.values():
             for g, pages in export.pages.items():
                 self._pool.release(g, pages)

@@ -284,6 +284,11 @@ class SequencePages:
         """Gives back all pages of a sequence."""
         entry = self._entries.pop(sequence)
         self.unsettled.discard(sequence)
+        if entry.place is not None and self._reuse is not None:
+            for g, (group, table) in enumerate(zip(self._groups, entry.tables, strict=True)):
+                if group.window is not None:
+                    held = range(table.num_released, table.num_released + len(table))
+                    self._reuse.leave_behind(entry.place, g, held, at_end=True)
         for index, table in enumerate(entry.tables):
             self._pool.release(index, table.resize(0))
         if entry.place is not None and self._reuse is not None:
@@ -334,8 +339,7 @@ class SequencePages:
             first = group.first_kept(entry.num_committed) // group.page_size
             if first > table.num_released:
                 if entry.place is not None and self._reuse is not None:
-                    for index in range(table.num_released, first):
-                        self._reuse.leave_behind(entry.place, index, g)
+                    self._reuse.leave_behind(entry.place, g, range(table.num_released, first))
                 self._pool.release(g, table.release(first - table.num_released))
         self._measure(entry)
 

@@ -224,12 +224,13 @@ def _read_tensor(
     shape: list[int],
     digests: Mapping[str, str],
 ) -> Tensor:
-    content = np.empty(dtype.itemsize * math.prod(shape), np.uint8)
+    tensor = torch.empty(shape, dtype=dtype)
+    content = _bytes(tensor)
     if file.readinto(content.data) != len(content):
         raise ValueError(f"{path}: truncated in {name!r}")
     if _digest(content) != digests[name]:
         raise ValueError(f"{path}: corrupt: the bytes of {name!r} don't match their checksum")
-    return torch.from_numpy(content).view(dtype).reshape(shape)
+    return tensor
 
 
 def _snapshot(

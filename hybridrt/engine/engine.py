@@ -160,7 +160,7 @@ class Engine:
             return []
         if not rows or self._scheduler.goes_round(rows):
             self._scheduler.preempt_all(rows)
-            raise OutOfPages(self._explain_no_room())
+            raise OutOfPages(self.held.explain_no_room(self.num_running + self.num_waiting))
         self._note_scheduled(rows)
         try:
             return self._commit(rows, self._runner.run(rows))
@@ -311,14 +311,6 @@ class Engine:
         now = time.monotonic()
         for row in rows:
             self._entries[row.sequence.request.request_id].note_scheduled(now)
-
-    def _explain_no_room(self) -> str:
-        idle = [held.name for held in self.held if held.run is None and held.name in self.pages]
-        return (
-            f"none of {self.num_running + self.num_waiting} unfinished requests finds room: "
-            f"{len(idle)} idle sessions hold their pages, {self.pool.allocator.num_free_slabs} of "
-            f"{self.plan.num_slabs} slabs are free; close a session or raise cache_memory"
-        )
 
 
 def _eos_token_ids(*sources: int | list[int] | tuple[int, ...] | None) -> tuple[int, ...]:

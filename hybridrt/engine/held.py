@@ -127,7 +127,9 @@ class HeldSequences:
         held.num_computed = run.num_computed if held.name in self._pages else 0
         held.logits = run.known_logits if run.num_known == held.num_computed else None
         if before != held.num_computed < run.num_prompt_tokens:
-            self._drop(held)  # a prefill that was broken off has claims in the prefix cache
+            self._drop(held)  # a prefill that was broken off has pages reserved for its states
+        if held.name in self._pages:
+            _let_nobody_wait(self._pages, held.name)
         if len(held.token_ids) - 1 == self._switch_length:
             self._drop(held)
 
@@ -212,6 +214,15 @@ class HeldSequences:
             held.logits = saved.logits.to(self._pool.bytes.device)
         return held
 
+    def explain_no_room(self, num_unfinished: int) -> str:
+        """Why none of so many requests can run."""
+        idle = sum(held.run is None and held.name in self._pages for held in self)
+        free, total = self._pool.allocator.num_free_slabs, self._pool.plan.num_slabs
+        return (
+            f"none of {num_unfinished} unfinished requests finds room: {idle} idle sessions hold "
+            f"their pages, {free} of {total} slabs are free; close a session or raise cache_memory"
+        )
+
     def _passes_switch(self, before: int, after: int) -> bool:
         switch = self._switch_length
         return switch is not None and (before > switch) != (after > switch)
@@ -248,6 +259,13 @@ class HeldSequences:
             self._drop(held)
         else:
             self._go_back(held, held.num_computed - 1)
+
+
+def _let_nobody_wait(pages: SequencePages, name: str) -> None:
+    """Says that this sequence isn't about to fill the page that others could share."""
+    place, reuse = pages._entries[name].place, pages._reuse
+    if place is not None and reuse is not None:
+        reuse._arrive(place)
 
 
 def _shortest_seeing(group: GroupPlan, first_held: int, most: int) -> int:

@@ -33,7 +33,8 @@ class Piece(NamedTuple):
     @property
     def is_decode(self) -> bool:
         """One token that goes on from the sequence's own state, and leaves it there."""
-        return self.stop - self.start == 1 and self.start > 0 and self.reads is None
+        own = self.reads is None and self.writes is None
+        return own and self.stop - self.start == 1 and self.start > 0
 
 
 def cut_rows(rows: Rows[Row], pages: SequencePages) -> list[Piece]:

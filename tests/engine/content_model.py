@@ -132,8 +132,8 @@ class ContentModel:
         rows = batch.for_states
         pages = batch.state_pages(row.group, row.part).tolist()
         initial = batch.initial_state_pages(row.group, row.part).tolist()
-        _assert_states_are_apart(pages, initial, rows)
         bounds, owners = rows.cu_seqlens_q.tolist(), _owners(batch)
+        _assert_states_are_apart(pages, initial, owners, rows)
         tokens, positions = batch.input_ids.tolist(), batch.positions.tolist()
         has_state = rows.has_initial_state.tolist()
         for i, page in enumerate(pages):
@@ -156,17 +156,20 @@ def _owners(batch: ForwardBatch) -> list[int]:
     return (torch.searchsorted(batch.cu_seqlens_q, starts, right=True) - 1).tolist()
 
 
-def _assert_states_are_apart(pages: list[int], initial: list[int], rows: Rows) -> None:
-    """Nobody writes what another wrote or starts from, but a row that follows goes on with it."""
+def _assert_states_are_apart(
+    pages: list[int], initial: list[int], owners: list[int], rows: Rows
+) -> None:
+    """Nobody writes what another writes or starts from; rows that follow go on where they are."""
     assert len(set(pages)) == len(pages), "two sequences have one state"
+    writers = dict(zip(pages, owners, strict=True))
     follows = rows.follows.tolist()
     for i, (page, start) in enumerate(zip(pages, initial, strict=True)):
         if follows[i]:
-            assert start == pages[i - 1] and i > rows.num_decodes
+            assert start == pages[i - 1] and owners[i] == owners[i - 1] and i > rows.num_decodes
         elif i < rows.num_decodes:
             assert start == page and rows.query_lens[i] == 1
         else:
-            assert start == page or start not in pages, "another starts from it"
+            assert writers.get(start, owners[i]) == owners[i], "another writes where it starts"
 
 
 def _visible(batch: ForwardBatch, window: Window | None) -> Iterator[tuple[int, int, int]]:

@@ -139,8 +139,9 @@ def test_preempted_and_resumed(name: str) -> None:
         assert_all_same(outputs, name)
         preemptions += sum(output.metrics.num_preemptions for output in outputs.values())
     plan = open_llm(name).plan
-    grows = any(group.kind != "state" for group in plan.groups)
-    assert grows == (preemptions > 0)
+    kinds = {group.kind for group in plan.groups}
+    if "window" not in kinds:  # those may make do with smaller chunks
+        assert ("full" in kinds) == (preemptions > 0)
 
 
 @pytest.mark.parametrize("name", ROWS)

@@ -1,6 +1,7 @@
 """Bugs that other systems had (the numbers are FACTS.md's), through the whole engine."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -44,7 +45,8 @@ def _sequences(llm: LLM) -> list[str]:
 @pytest.mark.parametrize("name", [*HYBRIDS, *STATES_ONLY])
 def test_bug_08_attention_and_states_of_a_new_sequence_are_its_own(name: str, poison: bool) -> None:
     """It gets the pages of one that finished and of one that was aborted, and runs as if alone."""
-    llm = open_llm(name, page_size=4, poison_freed_pages=poison, max_num_batched_tokens=16)
+    options: dict[str, Any] = {"poison_freed_pages": poison, "enable_prefix_caching": False}
+    llm = open_llm(name, page_size=4, max_num_batched_tokens=16, **options)
     leave_room_for(llm, llm.plan.slabs_for(64))  # the longest job has fewer tokens
     held: dict[str, list[set[int]]] = {}
 
@@ -106,7 +108,8 @@ def _watch_free_bytes(llm: LLM) -> Callable[[], None]:
 @pytest.mark.parametrize("name", ALL)
 def test_bug_11_freed_pages_stay_poison_until_they_are_given_again(name: str) -> None:
     """Batches grow and shrink, requests are preempted and aborted; every byte is watched."""
-    llm = open_llm(name, page_size=4, cache_memory="512KiB", max_num_batched_tokens=24)
+    options: dict[str, Any] = {"cache_memory": "512KiB", "enable_prefix_caching": False}
+    llm = open_llm(name, page_size=4, max_num_batched_tokens=24, **options)
     leave_room_for(llm, llm.plan.slabs_for(llm.max_model_len) + 2)
     row = jobs(name)
     requests = {request_id: (i, job) for i, (request_id, job) in enumerate(row.items())}
