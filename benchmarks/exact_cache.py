@@ -38,6 +38,10 @@ class Sizes:
                 windows[layer.window] = windows.get(layer.window, 0) + layer.bytes_per_token
         return cls(plan.bytes_per_token, windows, plan.bytes_per_sequence)
 
+    def without_windows(self) -> "Sizes":
+        """Those of a cache that keeps in windows too what is seen no more."""
+        return replace(self, token=self.token + sum(self.windows.values()), windows={})
+
 
 class Paths:
     """The tree of all blocks of a trace. Block 0 stands before the first token.
@@ -130,6 +134,13 @@ class Cache:
                 if kept.position <= limit and self._is_prefix(kept, request):
                     return kept.position, kept
         return 0, None
+
+    def touch(self, request: int, position: int) -> None:
+        """Notes that a request goes on from a position, and that all before it is of use."""
+        for node in self.paths.nodes[request][: position // BLOCK + 1].tolist():
+            for kept in self.by_node.get(node, ()):
+                if kept.position <= position and self._is_prefix(kept, request):
+                    kept.time = self.now
 
     def _resident(self, request: int, limit: int) -> int:
         path = self.paths.nodes[request][1 : limit // BLOCK + 1]

@@ -90,10 +90,15 @@ class PrefixCache:
                 for node in match.seen[first + 1 : position // self.page_size + 1]:
                     node.is_wanted = True
 
+    def join(self, node: Node) -> None:
+        """Notes that one sequence more goes on behind a node, with all its pages."""
+        node.users += 1
+
     def end(self, node: Node) -> None:
         """Notes that a sequence goes on no longer."""
         node.users -= 1
         self._consider(node)
+        self._forget_root(node)
 
     def advance(self, node: Node, tokens: bytes, pages: Sequence[PhysicalId | None]) -> Node:
         """Takes in the page of tokens behind `node`; returns the node of it.
@@ -141,9 +146,9 @@ class PrefixCache:
         if most is not None and self.num_checkpoints >= most and not self._drop_least_checkpoint():
             return None
         checkpoint = Checkpoint(node, tail, states, partial, rank, self._clock)
-        for g, page in self._pages_of(checkpoint):
+        for g, page in self.pages_of(checkpoint):
             self._pool.allocator.keep(g, page)
-        node.checkpoints[tail] = checkpoint
+        node.add_checkpoint(checkpoint)
         self.num_checkpoints += 1
         self._push(checkpoint)
         return checkpoint
@@ -237,11 +242,13 @@ class PrefixCache:
         node.lost_checkpoint = True
         self.num_checkpoints -= 1
         self.num_dropped["checkpoints"] += 1
-        for g, page in self._pages_of(checkpoint):
+        for g, page in self.pages_of(checkpoint):
             self._pool.drop(g, page)
         self._consider(node)
+        self._forget_root(node)
 
-    def _pages_of(self, checkpoint: Checkpoint) -> Iterator[tuple[int, PhysicalId]]:
+    def pages_of(self, checkpoint: Checkpoint) -> Iterator[tuple[int, PhysicalId]]:
+        """All pages of a checkpoint, each with its group."""
         for g, pages in checkpoint.states.items():
             for page in pages:
                 yield g, page
@@ -264,17 +271,22 @@ class PrefixCache:
         self._consider(parent)
         while len(self._ghosts) > MOST_GHOSTS:
             _, ghost = self._ghosts.popitem(last=False)
-            if ghost.parent is not None and not ghost.children and not ghost.users:
-                del ghost.parent.children[ghost.tokens]
-                self.num_nodes -= 1
+            assert ghost.parent is not None and not ghost.children, "its children went before it"
+            del ghost.parent.children[ghost.tokens]
+            self.num_nodes -= 1
+            self._forget_root(ghost.parent)
+
+    def _forget_root(self, node: Node) -> None:
+        if node.parent is None and not (node.children or node.checkpoints or node.users):
+            self._roots.pop(node.salt, None)
 
     def _is_droppable(self, node: Node) -> bool:
         """Whether nobody uses a node's pages, now or at a hit further on."""
         if not node.is_resident or node.num_resident or node.checkpoints or node.parent is None:
             return False
+        if node.users:
+            return False
         references = self._pool.allocator.references
-        if not self.token_groups:
-            return not node.users
         pages = zip(self.token_groups, node.pages, strict=True)
         return not any(page is not None and references(g, page) for (g, _), page in pages)
 
@@ -283,6 +295,9 @@ class PrefixCache:
         if self._is_droppable(node):
             self._pushed += 1
             heapq.heappush(self._leaves, (node.time, self._pushed, node))
+            if len(self._leaves) > 64 + 4 * self.num_nodes:  # most of it is stale
+                latest = {id(entry[2]): entry for entry in sorted(self._leaves)}
+                self._leaves = sorted(e for e in latest.values() if self._is_droppable(e[2]))
 
     def _push(self, checkpoint: Checkpoint) -> None:
         if checkpoint.num_pins or checkpoint.is_dropped:

@@ -7,8 +7,8 @@ hangs on the node behind which it stands, up to a page's tokens further on, and 
 of every state.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -32,6 +32,14 @@ TOKEN_BYTES = 4
 SUPERSEDED, USEFUL = 0, 1  # ranks of checkpoints
 
 
+_NO_CHECKPOINTS: "dict[bytes, Checkpoint]" = {}
+
+
+def _no_checkpoints() -> "dict[bytes, Checkpoint]":
+    """One for all nodes that have none, as nearly all do; never changed."""
+    return _NO_CHECKPOINTS
+
+
 @dataclass(slots=True, eq=False)
 class Node:
     """A page of tokens; `length` counts all up to its end. The root has none.
@@ -47,13 +55,19 @@ class Node:
     pages: list[PhysicalId | None]
     salt: str | None
     children: dict[bytes, "Node"] = field(default_factory=dict)
-    checkpoints: dict[bytes, "Checkpoint"] = field(default_factory=dict)
+    checkpoints: "dict[bytes, Checkpoint]" = field(default_factory=_no_checkpoints)
     num_resident: int = 0  # children that have their pages
     users: int = 0
     time: int = 0
     is_resident: bool = True
     is_wanted: bool = False
     lost_checkpoint: bool = False
+
+    def add_checkpoint(self, checkpoint: "Checkpoint") -> None:
+        """Hangs a checkpoint on this node."""
+        if self.checkpoints is _NO_CHECKPOINTS:
+            self.checkpoints = {}
+        self.checkpoints[checkpoint.tail] = checkpoint
 
 
 @dataclass(slots=True, eq=False)
@@ -85,7 +99,8 @@ class Match:
 
     `path` are the nodes of the hit, the root first; `matched` counts the tokens that have
     been seen before, those without a checkpoint included, and `seen` has their nodes.
-    `missing` names the first page that isn't there, so that two who need it can be told.
+    `missing` names the first page that isn't there and that would make the hit longer, so that
+    two who need it can be told.
     """
 
     position: int
@@ -94,7 +109,16 @@ class Match:
     checkpoint: Checkpoint | None
     matched: int
     seen: list[Node]
-    missing: tuple[int, bytes]
+    missing: "Missing | None"
+
+    @property
+    def unused(self) -> "Match":
+        """The same prompt without the hit, for which there is no room beside the sequence."""
+        return replace(self, position=0, note="evicted", path=self.path[:1], checkpoint=None)
+
+
+Missing = tuple[Hashable, bytes]
+"""What a page would stand behind, and its tokens."""
 
 
 def token_bytes(tokens: Sequence[int]) -> bytes:
@@ -128,17 +152,23 @@ class Finder:
             position, checkpoint, window_gone = self._best_checkpoint(path, data, limit)
         else:
             position, window_gone = self._best_page(path)
-        matched = ghost.length if ghost is not None else path[-1].length
-        start = matched * TOKEN_BYTES
+        last = ghost or path[-1]
         return Match(
             position=position,
             note=self._note(position, len(tokens), path, ghost, window_gone, data, salt),
             path=path[: position // self._page_size + 1],
             checkpoint=checkpoint,
-            matched=matched,
+            matched=last.length,
             seen=path,
-            missing=(id(ghost or path[-1]), data[start : start + self._chunk]),
+            missing=self._missing(last, data, position, limit),
         )
+
+    def _missing(self, last: Node, data: bytes, position: int, limit: int) -> Missing | None:
+        if position == limit or (last.length + self._page_size > limit and not self._has_states):
+            return None
+        start = last.length * TOKEN_BYTES
+        behind = last.salt if last.parent is None else last  # a root may be made anew
+        return behind, data[start : start + self._chunk]
 
     def _walk(self, data: bytes, limit: int, salt: str | None) -> tuple[list[Node], Node | None]:
         """The nodes of a prompt from its root on that have their pages, and the last without."""

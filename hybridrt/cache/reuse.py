@@ -1,15 +1,17 @@
 """What one sequence takes from the prefix cache, and what it leaves there."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from hybridrt.cache.page_table import PageTable, PhysicalId
 from hybridrt.cache.pool import PageCopy, Pool
 from hybridrt.cache.prefix import PrefixCache
 from hybridrt.cache.prefix_tree import (
+    TOKEN_BYTES,
     USEFUL,
     Checkpoint,
     Match,
+    Missing,
     Node,
     token_bytes,
 )
@@ -31,16 +33,16 @@ class Place:
     """Where a sequence stands in the prefix cache.
 
     Its pages up to `node` are there. It begins with the states of `initial` at its next
-    step; `earlier` are the checkpoints that it began with and has left since. It holds
-    `twins`, pages of tokens that it computed too, so that what lies behind them can be found.
+    step; `earlier` are the checkpoints that it began with and has left since. It is about to
+    compute the page `missing`, and has when `arrives_at` tokens are committed.
     """
 
     node: Node
     initial: Checkpoint | None
     earlier: list[Checkpoint] = field(default_factory=list)
     exports: dict[int, Export] = field(default_factory=dict)
-    twins: list[tuple[int, PhysicalId]] = field(default_factory=list)
-    missing: tuple[int, bytes] | None = None
+    missing: Missing | None = None
+    arrives_at: int = 0
 
 
 class Reuse:
@@ -51,56 +53,70 @@ class Reuse:
         self._pool = pool
         self._groups = pool.plan.groups
         self._states = [g for g, _ in prefix.state_groups]
-        self._in_flight: set[tuple[int, bytes]] = set()
+        self._in_flight: set[Missing] = set()
 
     def is_coming(self, match: Match) -> bool:
         """Whether a sequence that runs is about to compute the first page that is missing."""
         return match.missing in self._in_flight
 
     def shared_pages(self, match: Match) -> list[list[PhysicalId]]:
-        """Per group, the pages of a hit that a sequence reads where they are, in token order.
-
-        Of a state group those of the checkpoint, to be read at the first step only.
-        """
+        """Per group, the pages of a hit that a sequence reads where they are, in token order."""
         shared: list[list[PhysicalId]] = [[] for _ in self._groups]
         for slot, (g, plan) in enumerate(self.prefix.token_groups):
             first = plan.first_kept(match.position) // self.prefix.page_size
             pages = (node.pages[slot] for node in match.path[1 + first :])
             shared[g] = [page for page in pages if page is not None]
-        if match.checkpoint is not None:
-            for g, pages in match.checkpoint.states.items():
-                shared[g] = pages
         return shared
 
     def retain(self, match: Match) -> list[list[PhysicalId]]:
-        """Holds `shared_pages`, so that they stay."""
+        """Holds `shared_pages`, so that they stay, and those of the match's checkpoint."""
         shared = self.shared_pages(match)
-        for g, pages in enumerate(shared):
-            for page in pages:
-                self._pool.allocator.retain(g, page)
+        for g, page in self._pages_of(match, shared):
+            self._pool.allocator.retain(g, page)
         return shared
 
-    def release(self, shared: list[list[PhysicalId]]) -> None:
+    def release(self, match: Match, shared: list[list[PhysicalId]]) -> None:
         """Undoes `retain`."""
-        for g, pages in enumerate(shared):
-            self._pool.release(g, pages)
+        for g, page in self._pages_of(match, shared):
+            self._pool.release(g, [page])
 
-    def begin(self, match: Match, salt: str | None, fresh: list[list[PhysicalId]]) -> Place:
+    def _pages_of(
+        self, match: Match, shared: list[list[PhysicalId]]
+    ) -> Iterator[tuple[int, PhysicalId]]:
+        for g, pages in enumerate(shared):
+            for page in pages:
+                yield g, page
+        if match.checkpoint is not None:
+            yield from self.prefix.pages_of(match.checkpoint)
+
+    def begin(self, match: Match, salt: str | None) -> Place:
         """The place of a sequence that begins with a match, whose pages it has retained.
 
-        `fresh` are its own pages. The first of a group gets the tokens of a page that the
-        hit has a part of.
+        Those of the checkpoint it holds until its first step is over.
         """
-        checkpoint = match.checkpoint
-        if checkpoint is not None and checkpoint.tail:
-            pages = zip(self.prefix.token_groups, checkpoint.partial, strict=True)
+        checkpoint, missing = match.checkpoint, match.missing
+        place = Place(self.prefix.begin(match, salt), checkpoint)
+        if checkpoint is not None:
+            place.earlier.append(checkpoint)
+        if missing is not None:
+            self._in_flight.add(missing)
+            place.missing = missing
+            place.arrives_at = match.matched + len(missing[1]) // TOKEN_BYTES
+        return place
+
+    def take_partial(self, place: Place, fresh: list[list[PhysicalId]]) -> None:
+        """Copies the tokens of a page that the hit has a part of into the first of each group."""
+        if place.initial is not None and place.initial.tail:
+            pages = zip(self.prefix.token_groups, place.initial.partial, strict=True)
             self._pool.copy(
                 PageCopy(g, page, fresh[g][0]) for (g, _), page in pages if page is not None
             )
-        node = self.prefix.begin(match, salt)
-        self._in_flight.add(match.missing)
-        earlier = [] if checkpoint is None else [checkpoint]
-        return Place(node, checkpoint, earlier, missing=match.missing)
+
+    def fork(self, place: Place) -> Place:
+        """The place of another sequence with the same committed tokens, whose pages it holds."""
+        assert place.initial is None, "its first step isn't over"
+        self.prefix.join(place.node)
+        return Place(place.node, None)
 
     def publish(
         self, place: Place, tables: Sequence[PageTable], tokens: Sequence[int], num_tokens: int
@@ -113,10 +129,11 @@ class Reuse:
             pages = [_page_at(tables[g], start // size) for g, _ in self.prefix.token_groups]
             chunk = token_bytes(tokens[start : start + size])
             place.node = self.prefix.advance(place.node, chunk, pages)
-            self._hold_twins(place, pages)
+            self._share_twins(place, tables, pages)
+        if num_tokens >= place.arrives_at:
             self._arrive(place)
         for position in sorted(p for p in place.exports if p <= num_tokens):
-            export = place.exports.pop(position)
+            export = place.exports[position]
             if position == num_tokens:  # the step ended here, so it is the sequence's own state
                 own = [(g, tables[g].physical_ids) for g in self._states]
                 self._pool.copy(
@@ -125,15 +142,21 @@ class Reuse:
                     for source, target in zip(sources, export.pages[g], strict=True)
                 )
             self._leave(place, tables, tokens, position, export.pages, export.rank)
+            del place.exports[position]
             for g, pages in export.pages.items():
                 self._pool.release(g, pages)
 
-    def _hold_twins(self, place: Place, pages: Sequence[PhysicalId | None]) -> None:
+    def _share_twins(
+        self, place: Place, tables: Sequence[PageTable], pages: Sequence[PhysicalId | None]
+    ) -> None:
+        """Lets a sequence have the page that was there instead of its own of the same tokens."""
+        index = place.node.length // self.prefix.page_size - 1
         groups = zip(self.prefix.token_groups, place.node.pages, pages, strict=True)
-        for (g, plan), page, own in groups:
-            if plan.window is None and page is not None and page != own:
+        for (g, _), page, own in groups:
+            if page is not None and own is not None and page != own:
                 self._pool.allocator.retain(g, page)
-                place.twins.append((g, page))
+                tables[g].set(index - tables[g].num_released, page)
+                self._pool.release(g, [own])
 
     def leave_behind(self, place: Place, group: int, pages: range, *, at_end: bool = False) -> None:
         """Notes that pages of a window, by number in token order, are seen no more."""
@@ -159,14 +182,16 @@ class Reuse:
     def end(self, place: Place) -> None:
         """Takes a sequence out of the cache; its pages have been released."""
         self._forget_initial(place)
-        for g, page in place.twins:
-            self._pool.release(g, [page])
+        self.rest(place)
+        self.prefix.end(place.node)
+
+    def rest(self, place: Place) -> None:
+        """Lets nobody wait for a sequence that computes nothing for now."""
+        self._arrive(place)
         for export in place.exports.values():
             for g, pages in export.pages.items():
                 self._pool.release(g, pages)
         place.exports.clear()
-        self._arrive(place)
-        self.prefix.end(place.node)
 
     def reserve(self, place: Place, position: int, *, rank: int, only_idle: bool) -> bool:
         """Takes pages for the states at a position that a next step will pass.
@@ -174,7 +199,7 @@ class Reuse:
         With `only_idle` nothing else is dropped for them.
         """
         counts = [g.parts if g.page_size is None else 0 for g in self._groups]
-        if position in place.exports or not self._pool.can_allocate(counts):
+        if not self._states or position in place.exports or not self._pool.can_allocate(counts):
             return False
         if only_idle and self._pool.allocator.shortage(counts):
             return False
@@ -207,8 +232,8 @@ class Reuse:
 
     def _forget_initial(self, place: Place) -> None:
         if place.initial is not None:
-            for g, pages in place.initial.states.items():
-                self._pool.release(g, pages)
+            for g, page in self.prefix.pages_of(place.initial):
+                self._pool.release(g, [page])
             self.prefix.unpin(place.initial)
             place.initial = None
 

@@ -83,7 +83,7 @@ class SequencePages:
             return self._pool.can_allocate(self._missing(None, num_tokens, stop))
         shared = self._reuse.retain(match)  # what it shares can't make room for the rest
         can = self._pool.can_allocate(self._missing_behind(match, num_tokens, stop))
-        self._reuse.release(shared)
+        self._reuse.release(match, shared)
         return can
 
     def admit(
@@ -125,19 +125,20 @@ class SequencePages:
         self, reuse: Reuse, match: Match, salt: str | None, num_tokens: int, stop: int | None
     ) -> _Entry:
         shared = reuse.retain(match)
+        place = reuse.begin(match, salt)
+        fresh: list[list[PhysicalId]] = [[] for _ in self._groups]
         try:
             fresh = self._allocate(self._missing_behind(match, num_tokens, stop))
+            reuse.take_partial(place, fresh)
         except BaseException:
-            reuse.release(shared)
+            for g, pages in enumerate(zip(shared, fresh, strict=True)):
+                self._pool.release(g, [page for both in pages for page in both])
+            reuse.end(place)
             raise
-        read_only = [
-            [] if g.page_size is None else s for g, s in zip(self._groups, shared, strict=True)
-        ]
-        tables = self._tables([s + f for s, f in zip(read_only, fresh, strict=True)])
+        tables = self._tables([s + f for s, f in zip(shared, fresh, strict=True)])
         for group, table in zip(self._groups, tables, strict=True):
             if group.window is not None and group.page_size is not None:
                 table.num_released = group.first_kept(match.position) // group.page_size
-        place = reuse.begin(match, salt, fresh)
         return _Entry(tables, num_committed=match.position, place=place)
 
     def _missing_behind(self, match: Match, num_tokens: int, stop: int | None) -> list[int]:
@@ -237,7 +238,8 @@ class SequencePages:
         place = entry.place
         if place is not None and self._reuse is not None and tokens is not None:
             size = self._reuse.prefix.page_size
-            if place.initial or place.exports or num_tokens >= place.node.length + size:
+            is_due = place.initial or place.exports or place.missing
+            if is_due or num_tokens >= place.node.length + size:
                 self._reuse.publish(place, entry.tables, tokens, num_tokens)
                 self._settle(sequence, entry)
         if num_tokens >= entry.next_release:
@@ -277,6 +279,8 @@ class SequencePages:
             copies += [PageCopy(g, source, target) for source, target in pairs]
         self._pool.copy(copies)
         entry = _Entry(tuple(tables), num_committed=parent.num_committed)
+        if parent.place is not None and self._reuse is not None:
+            entry.place = self._reuse.fork(parent.place)
         self._entries[child] = entry
         self._measure(entry)
 
@@ -294,18 +298,12 @@ class SequencePages:
         if entry.place is not None and self._reuse is not None:
             self._reuse.end(entry.place)
 
-    def truncate(self, sequence: str, num_tokens: int) -> None:
-        """Gives back the pages behind the first `num_tokens` tokens, which stay committed.
-
-        For groups of the kind `full` alone, and windows that nothing has left yet.
-        """
+    def rest(self, sequence: str) -> None:
+        """Says that a sequence computes nothing for now, though it keeps its pages."""
         entry = self._entries[sequence]
-        assert all(group.page_size is not None for group in self._groups), "states can't go back"
-        for g, (group, table) in enumerate(zip(self._groups, entry.tables, strict=True)):
-            assert group.first_kept(num_tokens) // (group.page_size or 1) >= table.num_released
-            self._pool.release(g, table.resize(group.pages_for(num_tokens) - table.num_released))
-        entry.num_committed = min(entry.num_committed, num_tokens)
-        self._measure(entry)
+        if entry.place is not None and self._reuse is not None:
+            self._reuse.rest(entry.place)
+            self._settle(sequence, entry)
 
     def _missing(self, entry: _Entry | None, num_tokens: int, stop: int | None) -> list[int]:
         """Pages of each group that a sequence doesn't have yet."""

@@ -33,13 +33,13 @@ class _Group:
         self.kept: dict[PhysicalId, int] = {}  # how many keep it
         self.in_use: dict[int, int] = {}  # slab -> its pages in use, if there are any
         self.num_in_use = 0
-        self._free_pages: dict[int, deque[int]] = {}  # slab -> its free pages
+        self._free_pages: dict[int, list[int]] = {}  # slab -> its free pages
         self._slabs_with: list[dict[int, None]] = [{} for _ in range(pages_per_slab + 1)]
         self._nonempty = 0  # bit f is set: some slab has f > 0 free pages
 
     def add_slab(self, slab: int) -> None:
         first = slab * self.pages_per_slab
-        self._free_pages[slab] = deque(range(first, first + self.pages_per_slab))
+        self._free_pages[slab] = list(range(first, first + self.pages_per_slab))
         self.num_free += self.pages_per_slab
         self._enter(slab, self.pages_per_slab)
 
@@ -50,7 +50,7 @@ class _Group:
         self._leave(slab, fewest)
         self._enter(slab, fewest - 1)
         self.num_free -= 1
-        page = PhysicalId(self._free_pages[slab].popleft())
+        page = PhysicalId(self._free_pages[slab].pop(0))
         self.holders[page] = 1
         self.begin_use(page)
         return page

@@ -129,7 +129,7 @@ class HeldSequences:
         if before != held.num_computed < run.num_prompt_tokens:
             self._drop(held)  # a prefill that was broken off has pages reserved for its states
         if held.name in self._pages:
-            _let_nobody_wait(self._pages, held.name)
+            self._pages.rest(held.name)
         if len(held.token_ids) - 1 == self._switch_length:
             self._drop(held)
 
@@ -259,13 +259,6 @@ class HeldSequences:
             self._drop(held)
         else:
             self._go_back(held, held.num_computed - 1)
-
-
-def _let_nobody_wait(pages: SequencePages, name: str) -> None:
-    """Says that this sequence isn't about to fill the page that others could share."""
-    place, reuse = pages._entries[name].place, pages._reuse
-    if place is not None and reuse is not None:
-        reuse._arrive(place)
 
 
 def _shortest_seeing(group: GroupPlan, first_held: int, most: int) -> int:

@@ -198,6 +198,12 @@ class Scheduler:
         match = self._match(sequence)
         if match is not None and self._pages.is_coming(match):
             return None
+        row = self._admit_behind(match, sequence, budget)
+        if row is None and match is not None and match.position and not self._running:
+            row = self._admit_behind(match.unused, sequence, budget)
+        return row
+
+    def _admit_behind(self, match: Match | None, sequence: Sequence, budget: int) -> Row | None:
         sequence.num_computed = 0 if match is None else match.position
         row, num_tokens = self._next_row(sequence, budget), len(sequence.token_ids)
         for part in [row] if self._running else _parts(row):

@@ -93,3 +93,31 @@ def test_a_line_that_is_no_json_is_named(run, tmp_path):
     file = tmp_path / "p.jsonl"
     file.write_text('"fine"\n{oops\n')
     assert "p.jsonl, line 2: not valid JSON" in run("generate", "demo", "--prompt-file", file).err
+
+
+def test_a_session_goes_on_from_its_file(run, tmp_path, texts):
+    file, other = tmp_path / "a.session", tmp_path / "b.session"
+    first = run("generate", "demo", FACT, *GREEDY, "--save-session", file)
+    assert (first.code, first.out) == (0, texts[FACT] + "\n")
+    second = run("generate", "demo", "tom?", *GREEDY, "--session", file, "--save-session", other)
+    whole = FACT + texts[FACT] + "tom?"
+    (cold,) = LLM(str(DEMO)).generate(whole, SamplingParams(temperature=0, max_tokens=6))
+    assert second.out == cold.outputs[0].text + "\n"
+    third = run("generate", "demo", *GREEDY, "--session", other, "--save-session", other, "--json")
+    assert third.json["prompt_token_ids"] == cold.prompt_token_ids + cold.outputs[0].token_ids
+    assert third.json["num_cached_tokens"] == len(third.json["prompt_token_ids"])
+
+
+def test_what_a_session_can_not_be_is_said_in_a_line(run, tmp_path):
+    file = tmp_path / "s"
+    file.write_bytes(b"no session")
+    for arguments, message in (
+        (["x", "--session", file], "truncated or not a safetensors file"),
+        (["x", "--session", tmp_path / "nowhere"], "nowhere"),
+        (["x", "y", "--save-session", file], "a session takes one prompt; 2 were given"),
+        (["--save-session", file], "a session takes one prompt; 0 were given"),
+        (["x", "--n", 2, "--save-session", file], "n=2: a session is one sequence"),
+    ):
+        done = run("generate", "demo", *arguments)
+        assert done.code == 2 and message in done.err and done.err.count("\n") == 1
+    assert file.read_bytes() == b"no session"

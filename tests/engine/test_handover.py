@@ -131,7 +131,8 @@ def test_no_room_and_a_request_that_is_there_already_change_nothing() -> None:
     came = first.export_request(request_id)
     with pytest.raises(ValueError, match="is in the engine already"):
         first.import_request(came)
-    full = open_engine(EVERY_KIND, cache_memory="100KiB", max_model_len=None)
+    options: dict[str, Any] = {"enable_prefix_caching": False, "max_model_len": None}
+    full = open_engine(EVERY_KIND, cache_memory="100KiB", **options)
     filling = SamplingParams(max_tokens=9, ignore_eos=True)
     while not full.engine.num_waiting:
         full.add_request(PROMPT, filling, f"filling-{len(full.engine.pages)}")

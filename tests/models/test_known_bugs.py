@@ -167,6 +167,7 @@ def test_bug_17_layers_read_and_write_the_pool_and_never_copy_it(name: str, kv_l
         assert len(views) == len(layer.cache_spec.states)
         for view in views:
             assert view.untyped_storage().data_ptr() == pool.untyped_storage().data_ptr()
+    requests = {request_id: (0, job) for request_id, job in jobs(name).items()}
     with nothing_larger_than(2**20, pool):
-        outputs = run(llm, {name: (0, job) for name, job in jobs(name).items()})
+        outputs = run(llm, requests)
     assert_all_same(outputs, name)

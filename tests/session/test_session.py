@@ -83,7 +83,9 @@ def test_with_known_logits_the_first_token_needs_no_forward(
     llm = llms[name]
     with llm.session(PROMPT) as session:
         logits = session.logits
-        assert logits.dtype == torch.float32 and logits.shape == (llm.engine.model.config.vocab_size,)
+        assert logits.dtype == torch.float32 and logits.shape == (
+            llm.engine.model.config.vocab_size,
+        )
 
         def step() -> None:
             raise AssertionError("a step was run")
@@ -112,6 +114,23 @@ def test_beside_requests_and_other_sessions(llms: dict[str, LLM], name: str) -> 
             done |= {o.request_id: o.outputs[0].token_ids for o in llm.step() if o.finished}
         for i, request_id in enumerate(ids):
             assert done[request_id] == cold(name, [9 + i] * (3 + 7 * i), DRAWN)
+
+
+@pytest.mark.parametrize("name", [EVERY_KIND, EVERY_STATE])
+def test_nobody_waits_for_what_an_idle_session_began(llms: dict[str, LLM], name: str) -> None:
+    llm = llms[name]
+    for length in (1, 3, 4, 5, 9):
+        with nothing_left(llm), llm.session(PROMPT[:length]) as session:
+            _ = session.logits
+            for other in (1, 2, 3, 4, 5, 6, 9, 10):
+                (output,) = llm.generate([PROMPT[:other]], GREEDY)
+                assert output.outputs[0].token_ids == cold(name, PROMPT[:other], GREEDY)
+            session.append(OTHER)
+            stream = session.stream(GREEDY)
+            next(stream)
+            stream.close()  # pyright: ignore[reportAttributeAccessIssue]
+            (output,) = llm.generate([session.token_ids], GREEDY)
+            assert output.outputs[0].token_ids == cold(name, session.token_ids, GREEDY)
 
 
 def test_no_more_run_at_once_than_asked_for() -> None:
@@ -291,7 +310,7 @@ def test_any_order_of_operations_gives_the_tokens_of_a_cold_run(seed: int, name:
                 session.truncate(draw.randint(0, session.num_tokens), recompute=True)
             elif operation == 5:
                 draw.choice(session.layers).read()
-                llm.generate([session.token_ids[:5] + [1]], params)
+                llm.generate([[*session.token_ids[:5], 1]], params)
         for session in sessions:
             if 0 < session.num_tokens < 90:
                 assert_goes_on(session, name, params)

@@ -1,0 +1,213 @@
+"""What must hold of a prefix cache at any time between two steps, looked up in all of it."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+
+from hybridrt.cache.page_table import PhysicalId, to_kernel_ids
+from hybridrt.cache.prefix import PrefixCache
+from hybridrt.cache.prefix_tree import TOKEN_BYTES, Checkpoint, Node
+from hybridrt.cache.reuse import Place
+from hybridrt.cache.sequence_pages import SequencePages
+from tests.engine.page_reader import History, PageReader
+
+Page = tuple[int, PhysicalId]
+
+
+def prefix_of(pages: SequencePages) -> PrefixCache:
+    assert pages.prefix is not None
+    return pages.prefix
+
+
+def nodes(prefix: PrefixCache) -> Iterator[Node]:
+    """All nodes, each behind its parent."""
+    found = [*prefix._roots.values()]
+    while found:
+        node = found.pop()
+        yield node
+        found += node.children.values()
+
+
+def checkpoints(prefix: PrefixCache) -> Iterator[Checkpoint]:
+    for node in nodes(prefix):
+        yield from node.checkpoints.values()
+
+
+def places(pages: SequencePages) -> Iterator[Place]:
+    for entry in pages._entries.values():
+        if entry.place is not None:
+            yield entry.place
+
+
+def pages_of_node(prefix: PrefixCache, node: Node) -> Iterator[Page]:
+    if node.parent is not None:
+        for (g, _), page in zip(prefix.token_groups, node.pages, strict=True):
+            if page is not None:
+                yield g, page
+
+
+def pages_of_checkpoint(prefix: PrefixCache, checkpoint: Checkpoint) -> Iterator[Page]:
+    for g, pages in checkpoint.states.items():
+        for page in pages:
+            yield g, page
+    for (g, _), page in zip(prefix.token_groups, checkpoint.partial, strict=True):
+        if page is not None:
+            yield g, page
+
+
+def tokens_to(node: Node) -> list[int]:
+    """The tokens up to the end of a node."""
+    parts: list[bytes] = []
+    at: Node | None = node
+    while at is not None:
+        parts.append(at.tokens)
+        at = at.parent
+    return np.frombuffer(b"".join(reversed(parts)), np.int32).tolist()
+
+
+def assert_tree_is_sound(pages: SequencePages) -> None:
+    """Counts are right, what is there can be reached, and nothing is counted that isn't there."""
+    prefix, size = prefix_of(pages), prefix_of(pages).page_size
+    standing = Counter(id(place.node) for place in places(pages))
+    num_nodes = 0
+    for node in nodes(prefix):
+        resident = [child for child in node.children.values() if child.is_resident]
+        assert node.num_resident == len(resident)
+        assert node.users == standing[id(node)]
+        assert node.is_resident or not node.checkpoints, "no hit reaches this checkpoint"
+        for tail, checkpoint in node.checkpoints.items():
+            assert checkpoint.node is node and checkpoint.tail == tail
+            assert len(tail) < size * TOKEN_BYTES
+            assert not checkpoint.is_dropped
+        if node.parent is None:
+            assert node.is_resident and node.length == 0
+            continue
+        num_nodes += 1
+        assert node.parent.children[node.tokens] is node
+        assert node.length == node.parent.length + size and node.salt == node.parent.salt
+        assert len(node.tokens) == size * TOKEN_BYTES
+        assert node.is_resident == (id(node) not in prefix._ghosts)
+        if node.is_resident:
+            assert node.parent.is_resident, "no hit reaches this node"
+            for (_, plan), page in zip(prefix.token_groups, node.pages, strict=True):
+                assert page is not None or plan.window is not None
+        else:
+            assert not any(pages_of_node(prefix, node))
+    assert prefix.num_nodes == num_nodes
+    assert prefix.num_checkpoints == sum(1 for _ in checkpoints(prefix))
+
+
+def assert_pins_are_right(pages: SequencePages) -> None:
+    """Checkpoints that a sequence is about to read from are there, and pinned for it alone."""
+    starts = [place.initial for place in places(pages) if place.initial is not None]
+    pins = Counter(map(id, starts))
+    for checkpoint in checkpoints(prefix_of(pages)):
+        assert checkpoint.num_pins == pins[id(checkpoint)]
+
+
+def assert_pages_are_counted(pages: SequencePages) -> None:
+    """Each page is kept and held as often as anyone has it; the rest of the pool is free."""
+    prefix, allocator = prefix_of(pages), pages._pool.allocator
+    kept: Counter[Page] = Counter()
+    for node in nodes(prefix):
+        kept.update(pages_of_node(prefix, node))
+    for checkpoint in checkpoints(prefix):
+        kept.update(pages_of_checkpoint(prefix, checkpoint))
+    held = holders(pages)
+    for g, group in enumerate(pages._pool.plan.groups):
+        own = allocator._groups[g]
+        assert own.kept == {page: n for (of, page), n in kept.items() if of == g}
+        assert {page: n for page, n in own.holders.items() if n} == {
+            page: n for (of, page), n in held.items() if of == g
+        }
+        assert own.holders.keys() == {page for of, page in held | kept if of == g}
+        live, cached = allocator.num_live_pages(g), allocator.num_cached_pages(g)
+        room = len(allocator.slabs_of(g)) * group.pages_per_slab
+        assert live + cached + allocator.num_free_pages(g) == room
+    num_slabs = sum(len(allocator.slabs_of(g)) for g in range(len(pages._pool.plan.groups)))
+    assert allocator.num_free_slabs + num_slabs == allocator.num_slabs
+
+
+def holders(pages: SequencePages) -> Counter[Page]:
+    """How many hold each page: tables, sequences that start from it, and exports."""
+    held: Counter[Page] = Counter()
+    for name in pages:
+        for g, table in enumerate(pages.tables(name)):
+            held.update((g, page) for page in table.physical_ids)
+    for place in places(pages):
+        states = [export.pages for export in place.exports.values()]
+        states += [place.initial.states] if place.initial is not None else []
+        for copies in states:
+            for g, own in copies.items():
+                held.update((g, page) for page in own)
+    return held
+
+
+def assert_structures_are_bounded(pages: SequencePages) -> None:
+    """Lines of what could be dropped have a few places for each thing that is there."""
+    prefix = prefix_of(pages)
+    num_pages = sum(len(group.holders) for group in pages._pool.allocator._groups)
+    assert len(prefix._leaves) <= 64 + 4 * (prefix.num_nodes + 1)
+    assert len(prefix._heap) <= 65 + 4 * (prefix.num_checkpoints + 1)
+    assert len(prefix._behind) <= 64 + 4 * num_pages
+    assert len(prefix._roots) <= 1 + prefix.num_nodes + prefix.num_checkpoints + len(pages)
+
+
+def assert_everything_can_be_had(pages: SequencePages) -> None:
+    """Whatever is said to have room has room, if all that nobody uses is dropped for it."""
+    allocator, groups = pages._pool.allocator, pages._pool.plan.groups
+    for g, group in enumerate(groups):
+        counts = [0] * len(groups)
+        counts[g] = allocator.num_slabs * group.pages_per_slab - allocator.num_live_pages(g)
+        while not allocator.can_allocate(counts):
+            counts[g] -= 1
+        for of, taken in enumerate(pages._allocate(counts)):
+            pages._pool.release(of, taken)
+
+
+def assert_contents_are_right(reader: PageReader) -> None:
+    """Every page of every node has its tokens, and every checkpoint the states behind them."""
+    prefix = prefix_of(reader.pages)
+    for node in nodes(prefix):
+        tokens = tokens_to(node)
+        _assert_tokens(reader, tokens, node.length - prefix.page_size, node.pages)
+        for checkpoint in node.checkpoints.values():
+            tail = np.frombuffer(checkpoint.tail, np.int32).tolist()
+            history = History([*tokens, *tail], reader.layers)
+            if tail:
+                _assert_tokens(reader, history.token_ids, node.length, checkpoint.partial)
+            _assert_states(reader, history, checkpoint)
+
+
+def _assert_states(reader: PageReader, history: History, checkpoint: Checkpoint) -> None:
+    names = [group.name for group in reader.pool.plan.groups]
+    for row in reader.model.rows:
+        g = names.index(row.group)
+        if g in checkpoint.states:
+            state = reader.model.read_state(row.index, checkpoint.states[g][row.part])
+            assert state == history.state(row.index, checkpoint.position)
+
+
+def _assert_tokens(
+    reader: PageReader, tokens: list[int], start: int, pages: list[PhysicalId | None]
+) -> None:
+    """Tokens from `start` on, of which each token group has a page."""
+    for (_, group), page in zip(prefix_of(reader.pages).token_groups, pages, strict=False):
+        if page is None:
+            continue
+        blocks = to_kernel_ids([page], group.blocks_per_page).array
+        skipped = start // (group.page_size or 1) * group.blocks_per_page
+        for row in reader.model.rows:
+            if row.group == group.name:
+                found = reader.model.read_tokens(row.index, blocks, start, len(tokens), skipped)
+                assert found.tolist() == tokens[start:]
+
+
+def assert_all(reader: PageReader) -> None:
+    """All of the above that changes nothing."""
+    assert_tree_is_sound(reader.pages)
+    assert_pins_are_right(reader.pages)
+    assert_pages_are_counted(reader.pages)
+    assert_structures_are_bounded(reader.pages)
+    assert_contents_are_right(reader)
