@@ -62,7 +62,7 @@ class PrefixCache:
     def root(self, salt: str | None) -> Node:
         """The node before the first token of all prompts with this salt."""
         if salt not in self._roots:
-            self._roots[salt] = Node(None, b"", 0, [], salt)
+            self._roots[salt] = Node(None, b"", 0, (), salt)
         return self._roots[salt]
 
     def begin(self, match: Match | None, salt: str | None) -> Node:
@@ -108,14 +108,16 @@ class PrefixCache:
         """
         child = node.children.get(tokens)
         if child is None:
-            child = Node(node, tokens, node.length + self.page_size, [None] * len(pages), node.salt)
+            child = Node(
+                node, tokens, node.length + self.page_size, (None,) * len(pages), node.salt
+            )
             child.is_resident = False
-            node.children[tokens] = child
+            node.add_child(child)
             self.num_nodes += 1
         self._ghosts.pop(id(child), None)
         for slot, ((g, _), page) in enumerate(zip(self.token_groups, pages, strict=True)):
             if page is not None and child.pages[slot] is None:
-                child.pages[slot] = page
+                child.set_page(slot, page)
                 self._pool.allocator.keep(g, page)
         if not child.is_resident:
             child.is_resident = True
@@ -220,7 +222,7 @@ class PrefixCache:
         while queue:
             (g, page), (node, slot) = queue.popitem(last=False)
             if node.pages[slot] == page and self._pool.allocator.is_cached(g, page):
-                node.pages[slot] = None
+                node.set_page(slot, None)
                 self._pool.drop(g, page)
                 return True
         return False
@@ -261,7 +263,7 @@ class PrefixCache:
             page = node.pages[slot]
             if page is not None:
                 self._pool.drop(g, page)
-                node.pages[slot] = None
+                node.set_page(slot, None)
         self.num_dropped["pages"] += 1
         node.is_resident = False
         parent = node.parent

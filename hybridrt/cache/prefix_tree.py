@@ -9,7 +9,7 @@ of every state.
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -32,12 +32,12 @@ TOKEN_BYTES = 4
 SUPERSEDED, USEFUL = 0, 1  # ranks of checkpoints
 
 
-_NO_CHECKPOINTS: "dict[bytes, Checkpoint]" = {}
+_NONE: dict[bytes, Any] = {}
 
 
-def _no_checkpoints() -> "dict[bytes, Checkpoint]":
-    """One for all nodes that have none, as nearly all do; never changed."""
-    return _NO_CHECKPOINTS
+def _none() -> dict[bytes, Any]:
+    """One for all nodes that have none, never changed: of many objects the collector is slow."""
+    return _NONE
 
 
 @dataclass(slots=True, eq=False)
@@ -52,10 +52,10 @@ class Node:
     parent: "Node | None"
     tokens: bytes
     length: int
-    pages: list[PhysicalId | None]
+    pages: tuple[PhysicalId | None, ...]
     salt: str | None
-    children: dict[bytes, "Node"] = field(default_factory=dict)
-    checkpoints: "dict[bytes, Checkpoint]" = field(default_factory=_no_checkpoints)
+    children: dict[bytes, "Node"] = field(default_factory=_none)
+    checkpoints: "dict[bytes, Checkpoint]" = field(default_factory=_none)
     num_resident: int = 0  # children that have their pages
     users: int = 0
     time: int = 0
@@ -65,9 +65,19 @@ class Node:
 
     def add_checkpoint(self, checkpoint: "Checkpoint") -> None:
         """Hangs a checkpoint on this node."""
-        if self.checkpoints is _NO_CHECKPOINTS:
+        if self.checkpoints is _NONE:
             self.checkpoints = {}
         self.checkpoints[checkpoint.tail] = checkpoint
+
+    def add_child(self, child: "Node") -> None:
+        """Puts a page behind this one."""
+        if self.children is _NONE:
+            self.children = {}
+        self.children[child.tokens] = child
+
+    def set_page(self, slot: int, page: PhysicalId | None) -> None:
+        """Gives a token group another page here, or none."""
+        self.pages = (*self.pages[:slot], page, *self.pages[slot + 1 :])
 
 
 @dataclass(slots=True, eq=False)
@@ -172,7 +182,7 @@ class Finder:
 
     def _walk(self, data: bytes, limit: int, salt: str | None) -> tuple[list[Node], Node | None]:
         """The nodes of a prompt from its root on that have their pages, and the last without."""
-        node = self._roots.get(salt) or Node(None, b"", 0, [], salt)
+        node = self._roots.get(salt) or Node(None, b"", 0, (), salt)
         path: list[Node] = [node]
         ghost: Node | None = None
         for start in range(0, limit // self._page_size * self._chunk, self._chunk):
