@@ -104,8 +104,8 @@ class Cache:
         self.views = {window: np.zeros(count, np.int64) for window in self.sizes.windows}
         self.serving = [0] * len(self.paths.lengths)  # the position that each request would get
 
-    def __contains__(self, kept: Kept | None) -> bool:
-        return kept is not None and kept in self.by_node.get(kept.node, ())
+    def __contains__(self, kept: Kept) -> bool:
+        return kept in self.by_node.get(kept.node, ())
 
     def hold(self, request: int, position: int, sign: int = 1) -> None:
         """Counts the bytes needed to go on at a position, or no longer with a sign of -1."""
@@ -159,8 +159,8 @@ class Cache:
 
     def _is_prefix(self, kept: Kept, request: int) -> bool:
         start, stop = kept.position // BLOCK * BLOCK, kept.position
-        both = (self.paths.tokens[r][start:stop] for r in (kept.request, request))
-        return np.array_equal(*both)
+        a, b = (self.paths.tokens[r][start:stop] for r in (kept.request, request))
+        return np.array_equal(a, b)
 
     def _key(self, request: int, position: int) -> tuple[int, int, bytes]:
         start = position // BLOCK
@@ -210,7 +210,7 @@ class Cache:
         whole = bool(self.sizes.state) or blocks >= own
         for window, views in self.views.items():
             first = window.first_visible(end * BLOCK) // BLOCK
-            whole = whole or not views[path[first:end]].all()
+            whole = whole or not bool(views[path[first:end]].all())
         if not whole:
             self._add(replace(kept, position=end * BLOCK, node=int(path[end - 1])))
         self.remove(kept)

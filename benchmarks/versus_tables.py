@@ -64,10 +64,17 @@ def host(rows: Sequence[Row]) -> str:
     lines: list[list[str]] = []
     for row in rows:
         line = [row["geometry"], str(row["concurrency"])]
-        line += [_number(row[side].get("cpu_us_per_step"), 1) for side in SIDES]
-        lines.append([*line, _number(host_ratio(row), 2)])
-    heads = ["geometry", "at a time", "hybridrt", "vLLM", "vLLM without prefix caching", "ratio"]
-    text = "Host: microseconds of the thread's time a step. The ratio is to the faster vLLM."
+        for caching in ("", "_no_caching"):
+            times = [row[side + caching].get("cpu_us_per_step") for side in SIDES]
+            line += [_number(time, 1) for time in times]
+            line.append(_number(host_ratio(row, caching), 2))
+        lines.append(line)
+    heads = ["geometry", "at a time", "hybridrt", "vLLM", "ratio"]
+    heads += ["hybridrt, no caching", "vLLM, no caching", "ratio"]
+    text = (
+        "Host: microseconds of the thread's time a step, with prefix caching on both sides, and"
+        " on neither."
+    )
     return text + "\n\n" + _markdown(heads, lines)
 
 
@@ -86,7 +93,7 @@ def flat(rows: Sequence[Row]) -> str:
     return text + "\n\n" + _markdown(heads, lines)
 
 
-SIDES = ("hybridrt", "vllm", "vllm_no_caching")
+SIDES = ("hybridrt", "vllm")
 
 
 def where_vllm_is_better(rows: Iterable[Row]) -> list[Row]:
@@ -105,9 +112,9 @@ def running_ratio(row: Row) -> float | None:
     return ours / theirs if ours and theirs else None
 
 
-def host_ratio(row: Row) -> float | None:
-    times = [row[side].get("cpu_us_per_step") for side in SIDES]
-    return times[0] / min(times[1:]) if all(times) else None
+def host_ratio(row: Row, caching: str) -> float | None:
+    ours, theirs = (row[side + caching].get("cpu_us_per_step") for side in SIDES)
+    return ours / theirs if ours and theirs else None
 
 
 def targets(rows: Sequence[Row]) -> str:
@@ -170,9 +177,12 @@ def _steps(row: Row) -> list[str]:
     return [f"{ours:,} and not {theirs:,} at {_where(row)}"] if ours > theirs else []
 
 
-def _host(row: Row) -> list[str]:
-    ratio = host_ratio(row)
-    return [f"{ratio:.2f} at {row['concurrency']}"] if ratio is not None and ratio > 0.5 else []
+def _host(caching: str) -> Misses:
+    def misses(row: Row) -> list[str]:
+        ratio = host_ratio(row, caching)
+        return [f"{ratio:.2f} at {row['concurrency']}"] if ratio and ratio > 0.5 else []
+
+    return misses
 
 
 def _flat_in_time(row: Row) -> list[str]:
@@ -196,7 +206,12 @@ CHECKS: Mapping[str, Mapping[str, Misses]] = {
         "mean running at least 0.99 of vLLM's (1.2 for Kimi-Linear, Nemotron-3 at 200)": _running,
         "no more steps than vLLM": _steps,
     },
-    "host": {"at most half of vLLM's time a step": _host},
+    "host": {
+        "at most half of vLLM's time a step, no prefix caching on either side": _host(
+            "_no_caching"
+        ),
+        "at most half of vLLM's time a step, prefix caching on both": _host(""),
+    },
     "flat": {
         "a step takes no longer after 20,000 requests": _flat_in_time,
         "a step takes as long in 480 GiB as in 8 GiB": _flat_in_size,

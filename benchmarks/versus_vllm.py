@@ -74,11 +74,17 @@ def measure(row: Row, ours: Worker, theirs: Worker, repeats: int) -> Row:
         return row | {"hybridrt": ours.ask(job)}
     if row["test"] != "host":
         return row | {"hybridrt": ours.ask(job), "vllm": theirs.ask(job)}
-    answers: dict[str, list[Answer]] = {"hybridrt": [], "vllm": [], "vllm_no_caching": []}
+    answers: dict[str, list[Answer]] = {
+        side + caching: [] for caching in ("", "_no_caching") for side in ("hybridrt", "vllm")
+    }
     for _ in range(repeats):
-        answers["vllm"].append(theirs.ask(job))
-        answers["hybridrt"].append(ours.ask(job))
-        answers["vllm_no_caching"].append(theirs.ask({**job, "enable_prefix_caching": False}))
+        for caching in (True, False):
+            suffix, run = (
+                "" if caching else "_no_caching",
+                {**job, "enable_prefix_caching": caching},
+            )
+            answers["vllm" + suffix].append(theirs.ask(run))
+            answers["hybridrt" + suffix].append(ours.ask(run))
     return row | {side: _fastest(runs) for side, runs in answers.items()}
 
 

@@ -41,7 +41,7 @@ def _paths(trace: str) -> Paths:
 def filled_of(job: Job) -> Answer:
     """Time of a step in a pool that is full of cached pages, so many of tokens."""
     path, pages = Path(job["geometry"]), job["pages"]
-    config = EngineConfig(model=str(path), cache_memory="8GiB", max_num_seqs=SIDE_BY_SIDE)
+    config = EngineConfig(model=str(path), cache_memory=8 * 2**30, max_num_seqs=SIDE_BY_SIDE)
     plan = make_plan(path, config)
     per_fill = plan.slabs_for(FILL) * plan.slab_bytes  # rounded up for each, so it's a bit more
     memory = pages * config.page_size // FILL * per_fill + plan.slab_bytes * 64

@@ -137,6 +137,7 @@ class _Seen:
 def _serve(cache: Cache, seen: _Seen, request: int, name: str) -> int:
     """One request from its hit to what it leaves; returns the tokens of the hit."""
     length, end = cache.paths.lengths[request], len(cache.paths.tokens[request]) - 1
+    is_online = name in ONLINE
     cache.now = request
     position, start = cache.find(request, length - 1)
     cache.touch(request, position)
@@ -147,13 +148,18 @@ def _serve(cache: Cache, seen: _Seen, request: int, name: str) -> int:
     cache.hold(request, end)
     cache.hold(request, length, -1)
     _make_room(cache, name)
-    parts = [seen.matched(request, length - 1)] if name in ONLINE else seen.will_part(request)
+    parts = [seen.matched(request, length - 1)] if is_online else seen.will_part(request)
     for part in parts:
         if position < part < length:
             cache.add(request, part)
     seen.add(request)
     cache.add(request, end, start)
-    if start in cache and name in ONLINE and seen.num_children[start.node] < 2:
+    if (
+        start is not None
+        and start in cache
+        and name in ONLINE
+        and seen.num_children[start.node] < 2
+    ):
         cache.remove(start)
     cache.hold(request, end, -1)
     _make_room(cache, name)

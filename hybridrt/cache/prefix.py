@@ -156,9 +156,13 @@ class PrefixCache:
         return checkpoint
 
     def unpin(self, checkpoint: Checkpoint) -> None:
-        """Notes that a sequence has read the states that it goes on from."""
+        """Notes that a sequence has read the states that it goes on from, and let go of them."""
         checkpoint.num_pins -= 1
         self._push(checkpoint)
+        for slot, page in enumerate(checkpoint.partial if self._has_windows else ()):
+            for child in checkpoint.node.children.values():
+                if page is not None and child.pages[slot] == page:
+                    self.left_behind(child, slot, at_end=True)
 
     def supersede(self, checkpoint: Checkpoint) -> None:
         """Notes that a sequence went on from here and left a later one; only branches need both."""
@@ -283,14 +287,10 @@ class PrefixCache:
             self._roots.pop(node.salt, None)
 
     def _is_droppable(self, node: Node) -> bool:
-        """Whether nobody uses a node's pages, now or at a hit further on."""
-        if not node.is_resident or node.num_resident or node.checkpoints or node.parent is None:
+        """Whether no sequence and no hit further on goes through a node."""
+        if not node.is_resident or node.parent is None:
             return False
-        if node.users:
-            return False
-        references = self._pool.allocator.references
-        pages = zip(self.token_groups, node.pages, strict=True)
-        return not any(page is not None and references(g, page) for (g, _), page in pages)
+        return not (node.users or node.num_resident or node.checkpoints)
 
     def _consider(self, node: Node) -> None:
         """Puts a node in line if its pages can be dropped."""

@@ -51,8 +51,11 @@ class BatchBuilder:
         return self._last
 
     def _follow(self, rows: list[Row]) -> bool:
-        """Whether these are the next tokens of the very sequences of the last batch."""
-        if len(rows) != len(self._last_rows):
+        """Whether these are the next tokens of the very sequences of the last batch.
+
+        One that was preempted and found what it had is the same too, but has other pages.
+        """
+        if len(rows) != len(self._last_rows) or self._pages.unsettled:
             return False
         for (sequence, start, stop), last in zip(rows, self._last_rows, strict=True):
             if sequence is not last.sequence or start != last.stop or stop != start + 1:

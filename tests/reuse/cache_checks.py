@@ -147,10 +147,11 @@ def holders(pages: SequencePages) -> Counter[Page]:
 def assert_structures_are_bounded(pages: SequencePages) -> None:
     """Lines of what could be dropped have a few places for each thing that is there."""
     prefix = prefix_of(pages)
-    num_pages = sum(len(group.holders) for group in pages._pool.allocator._groups)
+    plan = pages._pool.plan
+    num_pages = sum(plan.num_slabs * group.pages_per_slab for group in plan.groups)
     assert len(prefix._leaves) <= 64 + 4 * (prefix.num_nodes + 1)
     assert len(prefix._heap) <= 65 + 4 * (prefix.num_checkpoints + 1)
-    assert len(prefix._behind) <= 64 + 4 * num_pages
+    assert len(prefix._behind) + len(prefix._last) <= 2 * num_pages
     assert len(prefix._roots) <= 1 + prefix.num_nodes + prefix.num_checkpoints + len(pages)
 
 
