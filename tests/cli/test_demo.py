@@ -23,7 +23,7 @@ def test_reports_the_pages_that_its_requests_took(run):
     data = run("demo", "--json", "--prompts", 3).json
     for layer in data["layers"]:
         if layer["kind"] == "state":
-            assert layer["pages"] == 3
+            assert layer["pages"] >= 3  # and those that are kept for later prompts
         else:
             prompts = [prompt["num_prompt_tokens"] for prompt in data["prompts"]]
             assert layer["pages"] >= sum(-(-tokens // 16) for tokens in prompts)
@@ -44,7 +44,7 @@ def test_refuses_to_ask_nothing(run):
 
 @pytest.mark.parametrize(("max_tokens", "pages"), [(1, 2), (16, 2), (17, 3)])
 def test_pages_that_are_given_back_in_the_same_step_are_counted(max_tokens, pages):
-    llm = LLM(str(DEMO), cache_memory="2MiB")
+    llm = LLM(str(DEMO), cache_memory="2MiB", enable_prefix_caching=False)
     llm.add_request([65] * 17, SamplingParams(max_tokens=max_tokens, ignore_eos=True))
     while llm.has_unfinished:
         llm.step()
