@@ -44,7 +44,7 @@ def pressure(rows: Sequence[Row]) -> str:
         ideal, policy = row["hybridrt"]["ideal_tokens"], best_policy(row)
         shares = [_share(row[side], ideal) for side in ("hybridrt", "vllm")]
         line = [row["geometry"], row["cache_memory"], *shares, f"{of_vllm(row):.2f}"]
-        seer = max(row["yardstick"]["clairvoyant"].values()) / ideal
+        seer = _clairvoyant(row) / ideal
         line += [f"{row['yardstick']['online'][policy] / ideal:.3f}", policy]
         lines.append([*line, f"{of_yardstick(row):.3f}", f"{seer:.3f}"])
     text = (
@@ -92,6 +92,10 @@ def of_yardstick(row: Row) -> float:
     return row["hybridrt"]["cached_tokens"] / row["yardstick"]["online"][best_policy(row)]
 
 
+def _clairvoyant(row: Row) -> int:
+    return max(row["yardstick"]["clairvoyant"].values())
+
+
 def of_vllm(row: Row) -> float:
     return row["hybridrt"]["cached_tokens"] / max(1, row["vllm"]["cached_tokens"])
 
@@ -133,6 +137,11 @@ def _miss_yardstick(row: Row, _: Sequence[Row]) -> str | None:
     return f"{share:.3f} in {row['cache_memory']}" if share < LEAST_OF_YARDSTICK else None
 
 
+def _miss_clairvoyant(row: Row, _: Sequence[Row]) -> str | None:
+    share = row["hybridrt"]["cached_tokens"] / _clairvoyant(row)
+    return f"{share:.3f} in {row['cache_memory']}" if share < LEAST_OF_YARDSTICK else None
+
+
 def _miss_vllm(row: Row, _: Sequence[Row]) -> str | None:
     least = 1 if row["geometry"] in WITHOUT_STATES else LEAST_OF_VLLM
     return f"{of_vllm(row):.3f} in {row['cache_memory']}" if of_vllm(row) < least else None
@@ -152,7 +161,8 @@ def _miss_flat(row: Row, rows: Sequence[Row]) -> str | None:
 CHECKS: Mapping[str, Mapping[str, Miss]] = {
     "hits": {"at least 0.95 of the ideal on chat and agent, 0.90 on both shared": _miss_hits},
     "pressure": {
-        "at least 0.95 of the yardstick": _miss_yardstick,
+        "at least 0.95 of the yardstick, with policies that know the past only": _miss_yardstick,
+        "(for comparison: 0.95 of the clairvoyant ones)": _miss_clairvoyant,
         "at least 1.2 times vLLM with states, not below it without": _miss_vllm,
     },
     "host": {"at most 1.3 times the host time without the prefix cache": _miss_host},

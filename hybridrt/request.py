@@ -149,7 +149,7 @@ class RequestMetrics:
 class RequestOutput:
     """What is known of a request after a step.
 
-    `cache_note` says why `num_cached_tokens` is what it is; see docs/cache.md.
+    `cache_note` says why `num_cached_tokens` is what it is; see docs/reuse.md.
     """
 
     request_id: str

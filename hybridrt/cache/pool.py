@@ -34,9 +34,7 @@ class Pool:
         self, plan: CachePlan, device: torch.device, *, poison_freed_pages: bool = False
     ) -> None:
         self.plan = plan
-        self.allocator = SlabAllocator(
-            plan.num_slabs, [group.pages_per_slab for group in plan.groups]
-        )
+        self.allocator = _allocator(plan)
         self._poison = poison_freed_pages
         self.bytes: UInt8[Tensor, "num_slabs slab_bytes"] = torch.zeros(
             plan.num_slabs, plan.slab_bytes, dtype=torch.uint8, device=device
@@ -76,9 +74,19 @@ class Pool:
             _, sources, targets = zip(*pages, strict=True)
             view[torch.tensor(targets)] = view[torch.tensor(sources)]
 
+    def reset(self) -> None:
+        """Frees all pages, whoever has them."""
+        self.allocator = _allocator(self.plan)
+        if self._poison:
+            self.bytes.fill_(POISON)
+
     def _poison_pages(self, group: int, freed: list[PhysicalId]) -> None:
         if self._poison and freed:
             self._page_view(self.plan.groups[group])[torch.tensor(freed)] = POISON
 
     def _page_view(self, group: GroupPlan) -> UInt8[Tensor, "num_pages page_stride"]:
         return self.bytes.view(-1).unflatten(0, (-1, group.page_stride))
+
+
+def _allocator(plan: CachePlan) -> SlabAllocator:
+    return SlabAllocator(plan.num_slabs, [group.pages_per_slab for group in plan.groups])

@@ -32,13 +32,14 @@ class PrefixCache:
 
     def __init__(self, pool: Pool, page_size: int, checkpoint_bytes: int | None = None) -> None:
         self._pool = pool
+        self._checkpoint_bytes = checkpoint_bytes
         self.page_size = page_size
         groups = list(enumerate(pool.plan.groups))
         self.token_groups: list[tuple[int, GroupPlan]] = [x for x in groups if x[1].page_size]
         self.state_groups: list[tuple[int, GroupPlan]] = [x for x in groups if not x[1].page_size]
         self._has_windows = any(plan.window is not None for _, plan in self.token_groups)
         state_bytes = sum(plan.parts * plan.page_stride for _, plan in self.state_groups)
-        self._most_checkpoints = (
+        self.most_checkpoints = (
             None if checkpoint_bytes is None or not state_bytes else checkpoint_bytes // state_bytes
         )
         self._roots: dict[str | None, Node] = {}
@@ -54,6 +55,10 @@ class PrefixCache:
         self.num_nodes = 0
         self.num_checkpoints = 0
         self.num_dropped = {"pages": 0, "checkpoints": 0}
+
+    def emptied(self) -> "PrefixCache":
+        """One like it, for when all pages have been taken away."""
+        return PrefixCache(self._pool, self.page_size, self._checkpoint_bytes)
 
     def match(self, tokens: Sequence[int], salt: str | None = None) -> Match:
         """The longest hit for a prompt, of at most all but its last token."""
@@ -73,6 +78,10 @@ class PrefixCache:
             node = match.path[-1]
             for seen in match.path:
                 seen.time = self._clock
+                if b"" in seen.checkpoints and len(seen.children) > 1:  # one branch of several
+                    junction = seen.checkpoints[b""]
+                    junction.time = self._clock
+                    self._push(junction)
             if match.checkpoint is not None:
                 match.checkpoint.time = self._clock
                 match.checkpoint.rank = USEFUL
@@ -144,7 +153,7 @@ class PrefixCache:
             there.time, there.rank = self._clock, max(there.rank, rank)
             self._push(there)
             return None
-        most = self._most_checkpoints
+        most = self.most_checkpoints
         if most is not None and self.num_checkpoints >= most and not self._drop_least_checkpoint():
             return None
         checkpoint = Checkpoint(node, tail, states, partial, rank, self._clock)
@@ -308,7 +317,7 @@ class PrefixCache:
         entry = (checkpoint.rank, checkpoint.time, self._pushed, checkpoint)
         heapq.heappush(self._heap, entry)
         if len(self._heap) > 64 + 4 * self.num_checkpoints:  # most of it is stale
-            entries = {id(e[3]): e for e in sorted(self._heap)}
+            entries = {id(e[3]): e for e in self._heap if e[:2] == (e[3].rank, e[3].time)}
             self._heap = sorted(e for e in entries.values() if not e[3].is_dropped)
 
 

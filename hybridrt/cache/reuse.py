@@ -188,6 +188,10 @@ class Reuse:
     def rest(self, place: Place) -> None:
         """Lets nobody wait for a sequence that computes nothing for now."""
         self._arrive(place)
+        self.forget_exports(place)
+
+    def forget_exports(self, place: Place) -> None:
+        """Gives back the pages of states that are still to be left."""
         for export in place.exports.values():
             for g, pages in export.pages.items():
                 self._pool.release(g, pages)
@@ -199,7 +203,10 @@ class Reuse:
         With `only_idle` nothing else is dropped for them.
         """
         counts = [g.parts if g.page_size is None else 0 for g in self._groups]
-        if not self._states or position in place.exports or not self._pool.can_allocate(counts):
+        most = self.prefix.most_checkpoints
+        if not self._states or position in place.exports or len(place.exports) == most:
+            return False
+        if not self._pool.can_allocate(counts):
             return False
         if only_idle and self._pool.allocator.shortage(counts):
             return False

@@ -174,6 +174,16 @@ class SequencePages:
         self.unsettled.add(sequence)
         return True
 
+    def forget_exports(self) -> bool:
+        """Gives back the pages of all states that are still to be left. Whether there were any."""
+        places = {name: self._entries[name].place for name in self.unsettled}
+        found = {name: place for name, place in places.items() if place and place.exports}
+        for name, place in found.items():
+            assert self._reuse is not None
+            self._reuse.forget_exports(place)
+            self._settle(name, self._entries[name])
+        return bool(found)
+
     def exports(self, sequence: str, start: int, stop: int) -> list[tuple[int, StateCopies]]:
         """The positions in `start` to `stop` whose states are to be left, and in which pages."""
         place = self._entries[sequence].place
@@ -297,6 +307,15 @@ class SequencePages:
             self._pool.release(index, table.resize(0))
         if entry.place is not None and self._reuse is not None:
             self._reuse.end(entry.place)
+
+    def reset(self) -> None:
+        """Takes out all sequences, and with all pages all that was cached."""
+        self._pool.reset()
+        self._entries.clear()
+        self.unsettled.clear()
+        if self.prefix is not None:
+            self.prefix = self.prefix.emptied()
+            self._reuse = Reuse(self._pool, self.prefix)
 
     def rest(self, sequence: str) -> None:
         """Says that a sequence computes nothing for now, though it keeps its pages."""

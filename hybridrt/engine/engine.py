@@ -71,6 +71,7 @@ class Engine:
         )
         self._directory = blueprint.directory
         self._entries: dict[str, Entry] = {}
+        self._unreported: list[str] = []  # finished requests that a step failed to return
         self._num_requests = 0
 
     @cached_property
@@ -88,7 +89,7 @@ class Engine:
 
     @property
     def has_unfinished(self) -> bool:
-        return self._scheduler.has_unfinished
+        return self._scheduler.has_unfinished or bool(self._unreported)
 
     @property
     def num_running(self) -> int:
@@ -155,7 +156,14 @@ class Engine:
         Raises:
             OutOfPages: sessions hold so many pages that none of the requests finds room.
         """
-        rows = self._scheduler.schedule()
+        if self._unreported:
+            late, self._unreported = self._unreported, []
+            return [self._output(name) for name in late if name in self._entries]
+        try:
+            rows = self._scheduler.schedule()
+        except BaseException:
+            self._start_over()
+            raise
         if not rows and not self._scheduler.has_unfinished:
             return []
         if not rows or self._scheduler.goes_round(rows):
@@ -163,9 +171,14 @@ class Engine:
             raise OutOfPages(self.held.explain_no_room(self.num_running + self.num_waiting))
         self._note_scheduled(rows)
         try:
-            return self._commit(rows, self._runner.run(rows))
+            results = self._runner.run(rows)
         except BaseException:
             self._scheduler.preempt_all(rows)
+            raise
+        try:
+            return self._commit(rows, results)
+        except BaseException:
+            self._start_over()
             raise
 
     def stats(self) -> dict[str, Any]:
@@ -215,6 +228,20 @@ class Engine:
         for sequence in sequences:
             if sequence.finish_reason is None:
                 self._scheduler.adopt(sequence)
+
+    def _start_over(self) -> None:
+        """After something was broken off halfway, of which nobody knows how far it came.
+
+        All pages are given back, and every sequence is computed again from its tokens.
+        """
+        self.pages.reset()
+        self.held.lose_pages()
+        for sequence in self._scheduler.start_over():
+            self._settle(sequence)
+        for entry in self._entries.values():
+            for sequence in entry.sequences:
+                sequence.forget_lost_tokens()
+        self._unreported = [name for name, entry in self._entries.items() if entry.finished]
 
     def _commit(self, rows: Rows[Row], results: Rows[RowResult]) -> list[RequestOutput]:
         sampled: list[Sequence] = []

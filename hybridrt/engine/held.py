@@ -214,6 +214,11 @@ class HeldSequences:
             held.logits = saved.logits.to(self._pool.bytes.device)
         return held
 
+    def lose_pages(self) -> None:
+        """Notes that all pages are gone: everything is to be computed again."""
+        for held in self:
+            held.num_computed, held.logits = 0, None
+
     def explain_no_room(self, num_unfinished: int) -> str:
         """Why none of so many requests can run."""
         idle = sum(held.run is None and held.name in self._pages for held in self)

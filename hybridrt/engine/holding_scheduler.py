@@ -57,6 +57,12 @@ class HoldingScheduler(Scheduler):
         else:
             super().remove(sequence)
 
+    def start_over(self) -> list[Sequence]:
+        """Lets all sequences wait, whose pages are gone. Returns those that had finished."""
+        self._running |= self._arrived
+        self._arrived.clear()
+        return super().start_over()
+
     def goes_round(self, rows: Rows[Row]) -> bool:
         """Whether a sequence runs alone and still has to start over, again and again.
 

@@ -139,6 +139,20 @@ class Scheduler:
             if sequence_id in in_rows:
                 self.preempt(self._running[sequence_id], has_failed=True)
 
+    def start_over(self) -> list[Sequence]:
+        """Lets all sequences wait, whose pages are gone. Returns those that had finished."""
+        running = [*self._running.values()]
+        self._running.clear()
+        self._cramped.clear()
+        for sequence in reversed(running):  # so that they wait in their order
+            if sequence.finish_reason is None:
+                sequence.num_preemptions += 1
+                self._waiting[sequence.sequence_id] = sequence
+                self._waiting.move_to_end(sequence.sequence_id, last=False)
+        for sequence in self._waiting.values():
+            sequence.num_computed = 0
+        return [sequence for sequence in running if sequence.finish_reason is not None]
+
     def _continue_running(self) -> list[Row]:
         rows: list[Row] = []
         budget = self._config.max_num_batched_tokens
@@ -168,6 +182,8 @@ class Scheduler:
                 if self._pages.can_extend(sequence.sequence_id, num_tokens, part.stop):
                     self._pages.extend(sequence.sequence_id, num_tokens, part.stop)
                     return part
+            if self._pages.forget_exports():
+                continue
             last = next(reversed(self._running.values()))
             self.preempt(last)
             if last is sequence:

@@ -93,6 +93,13 @@ class Sequence:
         elif num_tokens >= self._most_tokens:
             self._finish("length", None)
 
+    def forget_lost_tokens(self) -> None:
+        """Keeps logprobs of those tokens alone that were taken in."""
+        if self.logprobs is not None:
+            del self.logprobs[self.num_output_tokens :]
+            both = zip(self.logprobs, self.output_token_ids, strict=True)
+            self.cumulative_logprob = sum(of[token].logprob for of, token in both)
+
     def output(self) -> CompletionOutput:
         """What is known of this output now."""
         return CompletionOutput(

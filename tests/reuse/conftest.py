@@ -1,9 +1,16 @@
-"""One thread: tiny models lose more to waking threads than they win."""
+"""Quiet, and one thread: tiny models lose more to waking threads than they win."""
 
 from collections.abc import Iterator
 
 import pytest
 import torch
+import transformers
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _quiet_transformers() -> None:
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -1,0 +1,250 @@
+"""How long hits are: never longer than what was computed before, and as long where it is there."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hybridrt.cache.spec import Window
+from hybridrt.engine.scheduler import REGULAR
+from hybridrt.engine.sequence import Sequence as Running
+from tests.cache.stand_ins import StandIn, plan_of
+from tests.engine.content_model import state_layer, token_layer
+from tests.engine.page_reader import PageReader, continuation
+from tests.harness.properties import bounded
+from tests.reuse.cache_checks import assert_all, prefix_of
+
+AMPLE = 2**22
+PAGE = 4
+TOKENS = (token_layer(PAGE),)
+WINDOWS = (token_layer(PAGE, Window(6)), token_layer(PAGE, Window(9, chunked=True)))
+STATES = (state_layer(), state_layer(40))
+STACKS: dict[str, tuple[StandIn, ...]] = {
+    "tokens": TOKENS,
+    "tokens and windows": (*TOKENS, *WINDOWS),
+    "states": STATES,
+    "tokens and states": (*TOKENS, *STATES),
+    "all": (*TOKENS, *WINDOWS, *STATES),
+}
+
+
+def reader_of(layers: Sequence[StandIn], memory: int = AMPLE, **options: Any) -> PageReader:
+    plan = plan_of(layers, memory, page_size=PAGE, kernel_block_size=PAGE)
+    return PageReader(plan, layers, enable_prefix_caching=True, **options)
+
+
+def serve(
+    reader: PageReader, prompt: Sequence[int], num_new: int = 1, salt: str | None = None
+) -> Running:
+    """Runs a prompt alone, to its end."""
+    running = reader.add(f"request {len(reader.histories)}", prompt, num_new, salt)
+    while reader.scheduler.has_unfinished:
+        assert reader.step()
+    assert running.output_token_ids == continuation(prompt, num_new, reader.layers)
+    return running
+
+
+def common(a: Sequence[int], b: Sequence[int]) -> int:
+    """Tokens with which both begin."""
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
+
+
+def longest_hit(name: str, num_tokens: int) -> int:
+    """Of a stack that has seen so many tokens and left its states behind them."""
+    return num_tokens if name.endswith(("states", "all")) else num_tokens // PAGE * PAGE
+
+
+class Oracle:
+    """All earlier requests, and the positions behind which each left its states."""
+
+    def __init__(self, reader: PageReader) -> None:
+        self.page_size = reader.config.page_size
+        self.interval = reader.config.checkpoint_interval or REGULAR
+        self.has_states = any(group.kind == "state" for group in reader.pool.plan.groups)
+        self.computed: list[list[int]] = []
+        self.places: list[tuple[list[int], int]] = []
+
+    def most(self, prompt: list[int]) -> int:
+        """The longest prefix that any of them had, without the last token."""
+        return min(len(prompt) - 1, max((common(prompt, c) for c in self.computed), default=0))
+
+    def hit(self, prompt: list[int]) -> int:
+        """Where a hit must be when nothing was ever dropped."""
+        if not self.has_states:
+            return self.whole_pages(self.most(prompt))
+        limit = len(prompt) - 1
+        fitting = [p for tokens, p in self.places if p <= limit and tokens[:p] == prompt[:p]]
+        return max(fitting, default=0)
+
+    def note(self, prompt: list[int], tokens: list[int]) -> None:
+        """A prompt was computed, and all of `tokens` but the last."""
+        start, end = self.hit(prompt), len(prompt) - 1
+        passed = range(start + 1, end + 1)
+        places = {p for p in passed if p % self.interval == 0 or p == end}
+        junction = max(self.whole_pages(min(common(prompt, c), end)) for c in [[], *self.computed])
+        places |= {junction} & {*passed}
+        places |= {len(tokens) - 1} - {0}
+        self.places += [(tokens, place) for place in places]
+        self.computed.append(tokens[:-1])
+
+    def whole_pages(self, num_tokens: int) -> int:
+        return num_tokens // self.page_size * self.page_size
+
+
+@pytest.mark.parametrize("name", STACKS)
+@bounded(25)
+@given(
+    growths=st.lists(
+        st.tuples(
+            st.integers(0, 9),
+            st.integers(0, 60),
+            st.integers(0, 20),
+            st.sampled_from([1, 1, 2, 9]),
+            st.integers(0, 99),
+        ),
+        min_size=2,
+        max_size=12,
+    ),
+    interval=st.sampled_from([None, 3, 8]),
+    chunk=st.sampled_from([3, 16, 512]),
+)
+def test_ample_memory_finds_all_that_was_left(
+    name: str, growths: list[tuple[int, int, int, int, int]], interval: int | None, chunk: int
+) -> None:
+    layers = STACKS[name]
+    reader = reader_of(layers, checkpoint_interval=interval, max_num_batched_tokens=chunk)
+    oracle = Oracle(reader)
+    known: list[list[int]] = [[n % 5 for n in range(60)]]
+    for parent, shared, more, num_new, seed in growths:
+        prompt = known[parent % len(known)][:shared]
+        prompt = [*prompt, *((seed * 7 + n * n) % 11 for n in range(more))] or [seed]
+        running = serve(reader, prompt, num_new)
+        assert running.num_cached_tokens == oracle.hit(prompt) <= oracle.most(prompt)
+        oracle.note(prompt, running.token_ids)
+        known.append(running.token_ids)
+    assert_all(reader)
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_the_last_token_of_a_prompt_is_always_computed(name: str) -> None:
+    """Bug 5: a full hit would leave no token to forward."""
+    for num_tokens in range(1, 14):
+        reader = reader_of(STACKS[name], checkpoint_interval=1)
+        prompt = list(range(num_tokens))
+        serve(reader, prompt, 9)  # it computed this prompt's last token, and more
+        again = serve(reader, prompt)
+        assert again.num_cached_tokens == longest_hit(name, num_tokens - 1)
+
+
+class TestNotes:
+    """Each note, with what it stands for."""
+
+    def test_hit(self) -> None:
+        reader = reader_of(STACKS["all"])
+        serve(reader, range(20))
+        assert served(reader, range(20)) == ("hit", 19)
+
+    def test_no_match(self) -> None:
+        reader = reader_of(STACKS["all"])
+        serve(reader, range(20))
+        assert served(reader, range(1, 20)) == ("no match", 0)
+
+    def test_below_page_size(self) -> None:
+        reader = reader_of(STACKS["tokens"])
+        serve(reader, range(20))
+        assert served(reader, range(PAGE)) == ("below page size", 0)
+        assert served(reader, range(PAGE + 1)) == ("hit", PAGE)
+
+    def test_no_checkpoint(self) -> None:
+        reader = reader_of(STACKS["all"])
+        serve(reader, range(40))
+        assert served(reader, [*range(21), 7, 7]) == ("no checkpoint", 0)
+        assert served(reader, [*range(21), 8, 8]) == ("hit", 20)  # the junction was left
+
+    def test_window_gone(self) -> None:
+        """A decode leaves the window of its prompt behind, and another needs the room."""
+        reader = reader_of((*TOKENS, *WINDOWS), 2**12)
+        serve(reader, range(40), 20)
+        while len(behind := prefix_of(reader.pages)._behind) > 0:
+            assert prefix_of(reader.pages)._drop_window(behind)
+        assert served(reader, range(20)) == ("window gone", 0)
+
+    def test_evicted(self) -> None:
+        reader = reader_of(STACKS["all"], 2**13)
+        longest = reader.pool.plan.longest_sequence() or 0
+        serve(reader, range(30))
+        for other in range(3):
+            serve(reader, range(500 + other, 500 + other + min(longest - 1, 300)))
+        assert served(reader, range(30)) == ("evicted", 0)
+
+    def test_salt_differs(self) -> None:
+        reader = reader_of(STACKS["all"])
+        serve(reader, range(20), salt="a")
+        assert served(reader, range(20), "b") == ("salt differs", 0)
+        assert served(reader, range(20)) == ("salt differs", 0)
+        assert served(reader, range(20), "a") == ("hit", 19)
+        assert served(reader, range(20), "b") == ("hit", 19)
+
+    def test_disabled(self) -> None:
+        plan = plan_of(STACKS["all"], AMPLE, page_size=PAGE, kernel_block_size=PAGE)
+        reader = PageReader(plan, STACKS["all"], enable_prefix_caching=False)
+        serve(reader, range(20))
+        assert served(reader, range(20)) == ("disabled", 0)
+
+
+def served(
+    reader: PageReader, prompt: Sequence[int], salt: str | None = None
+) -> tuple[str | None, int]:
+    running = serve(reader, prompt, salt=salt)
+    return running.cache_note, running.num_cached_tokens
+
+
+@pytest.mark.parametrize("name", STACKS)
+@pytest.mark.parametrize("num_tokens", [3, 9, 20, 41])
+def test_of_equal_prompts_at_once_one_computes_and_the_others_wait(
+    name: str, num_tokens: int
+) -> None:
+    reader = reader_of(STACKS[name])
+    copies = [reader.add(f"copy {n}", range(num_tokens), 5) for n in range(6)]
+    num_steps = 0
+    while reader.scheduler.has_unfinished:
+        assert reader.step()
+        num_steps += 1
+    hit = longest_hit(name, num_tokens - 1)
+    assert [copy.num_cached_tokens for copy in copies] == [0, *([hit] * 5)]
+    assert num_steps <= 6
+
+
+def test_one_that_is_waited_for_may_go_without_a_word() -> None:
+    reader = reader_of(STACKS["all"], max_num_batched_tokens=4)
+    first = reader.add("first", range(40), 5)
+    second = reader.add("second", range(40), 5)
+    reader.step()
+    assert len(reader.pages) == 1
+    reader.scheduler.remove(first)
+    while reader.scheduler.has_unfinished:
+        assert reader.step()
+    assert second.output_token_ids == continuation(range(40), 5, reader.layers)
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_salts_never_share(name: str) -> None:
+    reader = reader_of(STACKS[name])
+    for salt in (None, "", "a", "b", "a/b", "None"):
+        assert serve(reader, range(30), salt=salt).num_cached_tokens == 0
+    assert_all(reader)
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_a_turn_goes_on_where_the_last_one_ended(name: str) -> None:
+    reader = reader_of(STACKS[name])
+    conversation = list(range(10))
+    for turn in range(5):
+        running = serve(reader, conversation, 7)
+        if turn:
+            held = len(conversation) - 4  # all but the last answer's last token, and the new ones
+            assert running.num_cached_tokens == longest_hit(name, held)
+        conversation = [*running.token_ids, 50 + turn, 60, 61]

@@ -1,0 +1,118 @@
+"""Prompts that grow out of each other, and what they give without a prefix cache."""
+
+import functools
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from hypothesis import strategies as st
+
+from hybridrt import LLM, SamplingParams
+from hybridrt.request import RequestOutput
+from tests.harness.engines import LARGEST_ERROR, open_llm
+from tests.oracle import BY_NAME
+
+LONGEST = 100
+NUM_NEW = 6
+GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_NEW, ignore_eos=True, logprobs=2)
+DRAWN = SamplingParams(temperature=0.9, seed=5, max_tokens=NUM_NEW, ignore_eos=True, logprobs=2)
+SCORED = SamplingParams(
+    temperature=0.0, max_tokens=NUM_NEW, ignore_eos=True, logprobs=2, prompt_logprobs=0
+)
+KINDS_OF_PARAMS = (GREEDY, GREEDY, DRAWN, SCORED)
+
+
+@dataclass(frozen=True)
+class Growth:
+    """A prompt: the first `shared` tokens of an earlier one, its output behind it if `answers`,
+    and `more` others. It comes at step `arrives`, and is aborted at step `leaves` if at all.
+    """
+
+    parent: int
+    shared: int
+    more: int
+    answers: bool
+    params: SamplingParams
+    arrives: int
+    leaves: int | None
+
+
+@st.composite
+def trees(draw: st.DrawFn, size: int = 7) -> tuple[Growth, ...]:
+    """Prompts of which each may come while those that it grows out of still run, or later."""
+    growth = st.builds(
+        Growth,
+        parent=st.integers(0, size),
+        shared=st.one_of(st.integers(0, LONGEST), st.sampled_from([16, 31, 32, 33])),
+        more=st.sampled_from([0, 0, 1, 2, 9, 30]),
+        answers=st.booleans(),
+        params=st.sampled_from(KINDS_OF_PARAMS),
+        arrives=st.one_of(st.integers(0, 30), st.just(0)),
+        leaves=st.one_of(st.none(), st.none(), st.integers(0, 40)),
+    )
+    return tuple(draw(st.lists(growth, min_size=3, max_size=size)))
+
+
+def plain(name: str, **options: Any) -> LLM:
+    """The row without a prefix cache."""
+    return _plain(name, tuple(sorted(options.items())))
+
+
+@functools.cache
+def _plain(name: str, options: tuple[tuple[str, Any], ...]) -> LLM:
+    choices = {"max_model_len": LONGEST + NUM_NEW, "enable_prefix_caching": False, **dict(options)}
+    return open_llm(name, **choices)
+
+
+def expected(
+    name: str, prompt: Sequence[int], params: SamplingParams, **options: Any
+) -> RequestOutput:
+    """What a prompt gives alone, without a prefix cache."""
+    return _expected(name, tuple(prompt), params, tuple(sorted(options.items())))
+
+
+@functools.lru_cache(4000)
+def _expected(
+    name: str, prompt: tuple[int, ...], params: SamplingParams, options: tuple[tuple[str, Any], ...]
+) -> RequestOutput:
+    (output,) = plain(name, **dict(options)).generate([list(prompt)], params)
+    return output
+
+
+def grow(name: str, tree: Sequence[Growth], **options: Any) -> Iterator[tuple[Growth, list[int]]]:
+    """The prompts of a tree, in the vocabulary of the row."""
+    draw = Random(zlib.crc32(name.encode()))
+    vocab = BY_NAME[name].config["vocab_size"]
+    grown = [[draw.randrange(vocab) for _ in range(40)]]
+    for growth in tree:
+        parent = grown[growth.parent % len(grown)]
+        prompt = parent[: growth.shared] or parent[:1]
+        if growth.answers and len(prompt) + NUM_NEW <= LONGEST:
+            answer = expected(name, prompt, GREEDY, **options).outputs[0].token_ids
+            prompt = [*prompt, *answer]
+        prompt = [*prompt, *(draw.randrange(vocab) for _ in range(growth.more))][:LONGEST]
+        grown.append(prompt)
+        yield growth, prompt
+
+
+def assert_same(given: RequestOutput, cold: RequestOutput, error: float = LARGEST_ERROR) -> None:
+    """The same tokens and logprobs as without the prefix cache.
+
+    Where two tokens are nearly tied either may come, and what follows is another text.
+    """
+    ours, theirs = given.outputs[0], cold.outputs[0]
+    assert ours.logprobs is not None and theirs.logprobs is not None
+    for i, (token, right) in enumerate(zip(ours.token_ids, theirs.token_ids, strict=True)):
+        for entry in ours.logprobs[i].keys() & theirs.logprobs[i].keys():
+            assert abs(ours.logprobs[i][entry].logprob - theirs.logprobs[i][entry].logprob) <= error
+        if token != right:
+            first, second = sorted(e.logprob for e in theirs.logprobs[i].values())[-2:]
+            assert abs(second - first) <= 10 * error, (i, ours.token_ids, theirs.token_ids)
+            return
+    assert (given.prompt_logprobs is None) == (cold.prompt_logprobs is None)
+    for our, their in zip(given.prompt_logprobs or (), cold.prompt_logprobs or (), strict=True):
+        for entry in (our or {}).keys() & (their or {}).keys():
+            assert our is not None and their is not None
+            assert abs(our[entry].logprob - their[entry].logprob) <= error
