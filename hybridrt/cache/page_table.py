@@ -32,8 +32,10 @@ def to_kernel_ids(pages: Sequence[PhysicalId], blocks_per_page: int) -> KernelId
     """
     if isinstance(pages, KernelIds):
         raise TypeError("these are kernel ids already; a page's id is converted once")
-    first = np.array(pages, np.int32)[:, None] * blocks_per_page
-    return KernelIds((first + np.arange(blocks_per_page, dtype=np.int32)).ravel())
+    ids = np.array(pages, np.int32)
+    if blocks_per_page > 1:
+        ids = (ids[:, None] * blocks_per_page + np.arange(blocks_per_page, dtype=np.int32)).ravel()
+    return KernelIds(ids)
 
 
 class PageTable:

@@ -109,7 +109,7 @@ class PrefixCache:
         self._consider(node)
         self._forget_root(node)
 
-    def advance(self, node: Node, tokens: bytes, pages: Sequence[PhysicalId | None]) -> Node:
+    def advance(self, node: Node, tokens: bytes, pages: tuple[PhysicalId | None, ...]) -> Node:
         """Takes in the page of tokens behind `node`; returns the node of it.
 
         `pages` has one for each token group, in use and not yet kept; those that are there
@@ -117,24 +117,33 @@ class PrefixCache:
         """
         child = node.children.get(tokens)
         if child is None:
-            child = Node(
-                node, tokens, node.length + self.page_size, (None,) * len(pages), node.salt
-            )
-            child.is_resident = False
+            child = Node(node, tokens, node.length + self.page_size, pages, node.salt)
             node.add_child(child)
-            self.num_nodes += 1
-        self._ghosts.pop(id(child), None)
-        for slot, ((g, _), page) in enumerate(zip(self.token_groups, pages, strict=True)):
-            if page is not None and child.pages[slot] is None:
-                child.set_page(slot, page)
-                self._pool.allocator.keep(g, page)
-        if not child.is_resident:
-            child.is_resident = True
             node.num_resident += 1
+            self.num_nodes += 1
+            for (g, _), page in zip(self.token_groups, pages, strict=True):
+                if page is not None:
+                    self._pool.allocator.keep(g, page)
+        elif child.pages != pages or not child.is_resident:
+            self._fill(child, pages)
         child.time = self._clock
         node.users -= 1
         child.users += 1
         return child
+
+    def _fill(self, node: Node, pages: tuple[PhysicalId | None, ...]) -> None:
+        """Gives a node that was there the pages that it lacks."""
+        self._ghosts.pop(id(node), None)
+        held = list(node.pages)
+        for slot, page in enumerate(pages):
+            if page is not None and held[slot] is None:
+                held[slot] = page
+                self._pool.allocator.keep(self.token_groups[slot][0], page)
+        node.pages = tuple(held)
+        if not node.is_resident:
+            node.is_resident = True
+            assert node.parent is not None
+            node.parent.num_resident += 1
 
     def add_checkpoint(
         self,

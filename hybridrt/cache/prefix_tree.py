@@ -8,7 +8,7 @@ of every state.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -33,14 +33,9 @@ SUPERSEDED, USEFUL = 0, 1  # ranks of checkpoints
 
 
 _NONE: dict[bytes, Any] = {}
+"""One for all nodes that have none, never changed: of many objects the collector is slow."""
 
 
-def _none() -> dict[bytes, Any]:
-    """One for all nodes that have none, never changed: of many objects the collector is slow."""
-    return _NONE
-
-
-@dataclass(slots=True, eq=False)
 class Node:
     """A page of tokens; `length` counts all up to its end. The root has none.
 
@@ -49,19 +44,43 @@ class Node:
     where prompts part, so that its pages are worth keeping behind a window too.
     """
 
-    parent: "Node | None"
-    tokens: bytes
-    length: int
-    pages: tuple[PhysicalId | None, ...]
-    salt: str | None
-    children: dict[bytes, "Node"] = field(default_factory=_none)
-    checkpoints: "dict[bytes, Checkpoint]" = field(default_factory=_none)
-    num_resident: int = 0  # children that have their pages
-    users: int = 0
-    time: int = 0
-    is_resident: bool = True
-    is_wanted: bool = False
-    lost_checkpoint: bool = False
+    __slots__ = (
+        "checkpoints",
+        "children",
+        "is_resident",
+        "is_wanted",
+        "length",
+        "lost_checkpoint",
+        "num_resident",
+        "pages",
+        "parent",
+        "salt",
+        "time",
+        "tokens",
+        "users",
+    )
+
+    def __init__(
+        self,
+        parent: "Node | None",
+        tokens: bytes,
+        length: int,
+        pages: tuple[PhysicalId | None, ...],
+        salt: str | None,
+    ) -> None:
+        self.parent = parent
+        self.tokens = tokens
+        self.length = length
+        self.pages = pages
+        self.salt = salt
+        self.children: dict[bytes, Node] = _NONE
+        self.checkpoints: dict[bytes, Checkpoint] = _NONE
+        self.num_resident = 0  # children that have their pages
+        self.users = 0
+        self.time = 0
+        self.is_resident = True
+        self.is_wanted = False
+        self.lost_checkpoint = False
 
     def add_checkpoint(self, checkpoint: "Checkpoint") -> None:
         """Hangs a checkpoint on this node."""

@@ -118,20 +118,42 @@ class Reuse:
         self.prefix.join(place.node)
         return Place(place.node, None)
 
+    def next_event(self, place: Place) -> int:
+        """The number of committed tokens from which on `publish` does something."""
+        if place.initial is not None or place.exports or place.missing is not None:
+            return 0
+        return place.node.length + self.prefix.page_size
+
     def publish(
         self, place: Place, tables: Sequence[PageTable], tokens: Sequence[int], num_tokens: int
     ) -> None:
         """Gives the cache all full pages of the first `num_tokens` tokens, and the exports."""
         self._forget_initial(place)
-        size = self.prefix.page_size
-        while place.node.length + size <= num_tokens:
-            start = place.node.length
-            pages = [_page_at(tables[g], start // size) for g, _ in self.prefix.token_groups]
-            chunk = token_bytes(tokens[start : start + size])
-            place.node = self.prefix.advance(place.node, chunk, pages)
-            self._share_twins(place, tables, pages)
+        count = (num_tokens - place.node.length) // self.prefix.page_size
+        if count > 0:
+            self._publish_pages(place, tables, tokens, count)
         if num_tokens >= place.arrives_at:
             self._arrive(place)
+        if place.exports:
+            self._publish_states(place, tables, tokens, num_tokens)
+
+    def _publish_pages(
+        self, place: Place, tables: Sequence[PageTable], tokens: Sequence[int], count: int
+    ) -> None:
+        size, start = self.prefix.page_size, place.node.length
+        data, chunk = token_bytes(tokens[start : start + count * size]), size * TOKEN_BYTES
+        first = start // size
+        columns = [_pages_of(tables[g], first, count) for g, _ in self.prefix.token_groups]
+        rows = zip(*columns, strict=True) if columns else [()] * count
+        for index, pages in enumerate(rows):
+            at = index * chunk
+            place.node = self.prefix.advance(place.node, data[at : at + chunk], pages)
+            if place.node.pages != pages:
+                self._share_twins(place, tables, pages)
+
+    def _publish_states(
+        self, place: Place, tables: Sequence[PageTable], tokens: Sequence[int], num_tokens: int
+    ) -> None:
         for position in sorted(p for p in place.exports if p <= num_tokens):
             export = place.exports[position]
             if position == num_tokens:  # the step ended here, so it is the sequence's own state
@@ -197,23 +219,36 @@ class Reuse:
                 self._pool.release(g, pages)
         place.exports.clear()
 
-    def reserve(self, place: Place, position: int, *, rank: int, only_idle: bool) -> bool:
-        """Takes pages for the states at a position that a next step will pass.
+    def reserve(
+        self, place: Place, positions: Sequence[int], *, rank: int, only_idle: bool
+    ) -> None:
+        """Takes pages for the states at positions that next steps will pass, while there are any.
 
         With `only_idle` nothing else is dropped for them.
         """
-        counts = [g.parts if g.page_size is None else 0 for g in self._groups]
+        if not self._states:
+            return
         most = self.prefix.most_checkpoints
-        if not self._states or position in place.exports or len(place.exports) == most:
-            return False
-        if not self._pool.can_allocate(counts):
-            return False
-        if only_idle and self._pool.allocator.shortage(counts):
-            return False
-        self.prefix.make_room(counts)
+        wanted = [position for position in positions if position not in place.exports]
+        if most is not None:
+            wanted = wanted[: max(0, most - len(place.exports))]
+        while wanted:
+            counts = [len(wanted) * g.parts if g.page_size is None else 0 for g in self._groups]
+            if not self._pool.allocator.shortage(counts):
+                break
+            if not only_idle and self._pool.can_allocate(counts):
+                self.prefix.make_room(counts)
+                break
+            wanted.pop()
+        else:
+            return
         pages = self._pool.allocate(counts)
-        place.exports[position] = Export({g: pages[g] for g in self._states}, rank)
-        return True
+        for index, position in enumerate(wanted):
+            own = {
+                g: pages[g][index * self._groups[g].parts :][: self._groups[g].parts]
+                for g in self._states
+            }
+            place.exports[position] = Export(own, rank)
 
     def _leave(
         self,
@@ -254,3 +289,12 @@ def _page_at(table: PageTable, index: int) -> PhysicalId | None:
     """The page of that number in token order, if the sequence still has it."""
     place = index - table.num_released
     return table.physical_ids[place] if 0 <= place < len(table) else None
+
+
+def _pages_of(table: PageTable, first: int, count: int) -> list[PhysicalId | None]:
+    """The pages `first` to `first + count - 1` in token order; None: released already."""
+    begin = first - table.num_released
+    if begin >= 0:
+        return [*table.physical_ids[begin : begin + count]]
+    missing = min(-begin, count)
+    return [*[None] * missing, *table.physical_ids[: count - missing]]

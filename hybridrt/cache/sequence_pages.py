@@ -15,13 +15,15 @@ from hybridrt.cache.reuse import Place, Reuse, StateCopies
 class _Entry:
     """`capacity` tokens can be written now; at `next_release` a window leaves a page behind.
 
-    `place` is where the sequence stands in the prefix cache, if it shares at all.
+    `place` is where the sequence stands in the prefix cache, if it shares at all. Before
+    `next_event` tokens are committed there is nothing to do but to count them.
     """
 
     tables: tuple[PageTable, ...]
     capacity: int = 0
     num_committed: int = 0
     next_release: int = UNENDING
+    next_event: int = 0
     place: Place | None = None
 
 
@@ -120,6 +122,9 @@ class SequencePages:
             self.unsettled.add(sequence)
         else:
             self.unsettled.discard(sequence)
+        entry.next_event = entry.next_release
+        if place is not None and self._reuse is not None:
+            entry.next_event = min(entry.next_release, self._reuse.next_event(place))
 
     def _admit_behind(
         self, reuse: Reuse, match: Match, salt: str | None, num_tokens: int, stop: int | None
@@ -155,24 +160,22 @@ class SequencePages:
 
     def _allocate(self, counts: Sequence[int]) -> list[list[PhysicalId]]:
         """Free pages, and where there are too few those that the prefix cache can do without."""
-        if self.prefix is not None and self._pool.can_allocate(counts):
+        is_short = self.prefix is not None and self._pool.allocator.shortage(counts)
+        if self.prefix is not None and is_short and self._pool.can_allocate(counts):
             self.prefix.make_room(counts)
         return self._pool.allocate(counts)
 
-    def reserve_export(self, sequence: str, position: int, *, is_useful: bool) -> bool:
-        """Takes pages for the states at a position, which a next step is to leave in the cache.
+    def reserve_exports(self, sequence: str, positions: Sequence[int], *, is_useful: bool) -> None:
+        """Takes pages for the states at these positions, which next steps leave in the cache.
 
-        One that is not known to be useful takes only pages that are free. Returns whether
-        there were any.
+        As many as there are, the first positions first. Those that are not known to be
+        useful take only pages that are free.
         """
-        place = self._entries[sequence].place
-        if place is None or self._reuse is None:
-            return False
-        rank = USEFUL if is_useful else SUPERSEDED
-        if not self._reuse.reserve(place, position, rank=rank, only_idle=not is_useful):
-            return False
-        self.unsettled.add(sequence)
-        return True
+        entry = self._entries[sequence]
+        if entry.place is not None and self._reuse is not None:
+            rank = USEFUL if is_useful else SUPERSEDED
+            self._reuse.reserve(entry.place, positions, rank=rank, only_idle=not is_useful)
+            self._settle(sequence, entry)
 
     def forget_exports(self) -> bool:
         """Gives back the pages of all states that are still to be left. Whether there were any."""
@@ -219,6 +222,7 @@ class SequencePages:
             tables.append(table)
         self._entries[sequence] = entry = _Entry(tuple(tables), num_committed=num_tokens)
         self._measure(entry)
+        self._settle(sequence, entry)
 
     def can_extend(self, sequence: str, num_tokens: int, stop: int | None = None) -> bool:
         """Whether `extend` with these numbers would succeed."""
@@ -245,15 +249,13 @@ class SequencePages:
         entry = self._entries[sequence]
         assert entry.num_committed <= num_tokens <= entry.capacity, (sequence, num_tokens, entry)
         entry.num_committed = num_tokens
-        place = entry.place
-        if place is not None and self._reuse is not None and tokens is not None:
-            size = self._reuse.prefix.page_size
-            is_due = place.initial or place.exports or place.missing
-            if is_due or num_tokens >= place.node.length + size:
-                self._reuse.publish(place, entry.tables, tokens, num_tokens)
-                self._settle(sequence, entry)
+        if num_tokens < entry.next_event:
+            return
+        if entry.place is not None and self._reuse is not None and tokens is not None:
+            self._reuse.publish(entry.place, entry.tables, tokens, num_tokens)
         if num_tokens >= entry.next_release:
             self._release_unseen(entry)
+        self._settle(sequence, entry)
 
     def finish(self, sequence: str, tokens: Sequence[int]) -> None:
         """Frees a sequence whose states are right, and leaves them in the prefix cache."""
@@ -293,6 +295,7 @@ class SequencePages:
             entry.place = self._reuse.fork(parent.place)
         self._entries[child] = entry
         self._measure(entry)
+        self._settle(child, entry)
 
     def free(self, sequence: str) -> None:
         """Gives back all pages of a sequence."""

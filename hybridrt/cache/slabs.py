@@ -43,17 +43,23 @@ class _Group:
         self.num_free += self.pages_per_slab
         self._enter(slab, self.pages_per_slab)
 
-    def take(self) -> PhysicalId:
-        """A page of the fullest slab. There must be a free one."""
-        fewest = (self._nonempty & -self._nonempty).bit_length() - 1
-        slab = next(iter(self._slabs_with[fewest]))
-        self._leave(slab, fewest)
-        self._enter(slab, fewest - 1)
-        self.num_free -= 1
-        page = PhysicalId(self._free_pages[slab].pop(0))
-        self.holders[page] = 1
-        self.begin_use(page)
-        return page
+    def take(self, count: int) -> list[PhysicalId]:
+        """So many pages of the fullest slabs. There must be as many free ones."""
+        taken: list[PhysicalId] = []
+        while len(taken) < count:
+            fewest = (self._nonempty & -self._nonempty).bit_length() - 1
+            slab = next(iter(self._slabs_with[fewest]))
+            free = self._free_pages[slab]
+            some = free[: count - len(taken)]
+            del free[: len(some)]
+            self._leave(slab, fewest)
+            self._enter(slab, len(free))
+            self.in_use[slab] = self.in_use.get(slab, 0) + len(some)
+            taken += map(PhysicalId, some)
+        self.num_free -= count
+        self.num_in_use += count
+        self.holders.update(dict.fromkeys(taken, 1))
+        return taken
 
     def begin_use(self, page: PhysicalId) -> None:
         slab = page // self.pages_per_slab
@@ -187,7 +193,11 @@ class SlabAllocator:
                 f"{list(counts)} pages need {sum(missing)} more slabs; "
                 f"{len(self._free_slabs)} of {self.num_slabs} are free"
             )
-        return [self._take(g, counts[g], missing[g]) for g in range(len(self._groups))]
+        taken: list[list[PhysicalId]] = [[] for _ in self._groups]
+        for g, count in enumerate(counts):
+            if count:
+                taken[g] = self._take(g, count, missing[g])
+        return taken
 
     def keep(self, group: int, page: PhysicalId) -> None:
         """Lets a page in use stay as it is when its last holder lets go, until it is dropped.
@@ -238,7 +248,7 @@ class SlabAllocator:
 
     def _slabs_missing(self, counts: Sequence[int]) -> list[int]:
         return [
-            -(-max(0, count - group.num_free) // group.pages_per_slab)
+            -(-(count - group.num_free) // group.pages_per_slab) if count > group.num_free else 0
             for group, count in zip(self._groups, counts, strict=True)
         ]
 
@@ -246,6 +256,6 @@ class SlabAllocator:
         group = self._groups[index]
         for _ in range(num_slabs):
             group.add_slab(self._free_slabs.popleft())
-        pages = [group.take() for _ in range(count)]
+        pages = group.take(count)
         self._most_live[index] = max(self._most_live[index], group.num_in_use)
         return pages

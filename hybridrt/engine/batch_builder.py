@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int64
+from jaxtyping import Int32, Int64
 from torch import Tensor
 
 from hybridrt.batch import ForwardBatch, Rows, StatePages, TokenPages
@@ -15,13 +15,15 @@ from hybridrt.cache.sequence_pages import SequencePages
 from hybridrt.engine.scheduler import Row
 from hybridrt.engine.state_rows import Piece, cut_rows, state_pages
 
+SPARE_BLOCKS = 8  # columns of a page table for blocks that its rows are about to enter
+
 
 class BatchBuilder:
     """Builds a `ForwardBatch` a step. Everything is made on the host and copied once.
 
-    While the same sequences decode and none of them enters another kernel block, the next
-    batch is the last one with every position moved on by one, in place; so a batch is
-    valid until the next is built.
+    While the same sequences decode, the next batch is the last one with every position moved
+    on by one, and with the blocks that some of them enter, in place; so a batch is valid
+    until the next is built.
     """
 
     def __init__(
@@ -33,50 +35,81 @@ class BatchBuilder:
     ) -> None:
         self._pages = pages
         self._groups = groups
+        self._token_groups = [g for g, group in enumerate(groups) if group.kernel_block_size]
         self._device = device
         self._switch_length = rope_switch_length
         self._last: ForwardBatch | None = None
         self._last_rows: list[Row] = []
         self._moving: list[tuple[Any, Any]] = []  # what grows with each token of a decode, and one
-        self._moves_left = 0  # until a page table changes
+        self._moves_left = 0  # until a row of a page table changes
         self._input_ids: np.ndarray | None = None  # those of a batch in the host's memory
 
     def build(self, rows: list[Row]) -> ForwardBatch:
         """The batch of these rows, decodes first."""
-        if self._last is not None and self._moves_left > 0 and self._follow(rows):
-            self._move_on(self._last, rows)
-        else:
-            self._last = self._build(rows)
-        self._last_rows = rows
-        return self._last
+        batch = self._last
+        if batch is None or not (self._follow(rows) and self._move_on(batch, rows)):
+            batch = self._build(rows)
+        self._last, self._last_rows = batch, rows
+        return batch
 
     def _follow(self, rows: list[Row]) -> bool:
         """Whether these are the next tokens of the very sequences of the last batch.
 
         One that was preempted and found what it had is the same too, but has other pages.
         """
-        if len(rows) != len(self._last_rows) or self._pages.unsettled:
+        if not self._moving or len(rows) != len(self._last_rows) or self._pages.unsettled:
             return False
         for (sequence, start, stop), last in zip(rows, self._last_rows, strict=True):
             if sequence is not last.sequence or start != last.stop or stop != start + 1:
                 return False
         return True
 
-    def _move_on(self, batch: ForwardBatch, rows: list[Row]) -> None:
-        self._moves_left -= 1
+    def _move_on(self, batch: ForwardBatch, rows: list[Row]) -> bool:
+        """Makes the last batch the next one. Returns whether that was possible."""
+        if self._moves_left == 0 and self._input_ids is None:
+            return False
         for numbers, one in self._moving:
             numbers += one
         tokens = [sequence.token_ids[start] for sequence, start, _ in rows]
-        if self._input_ids is not None:
-            self._input_ids[:] = tokens
-        else:
+        if self._input_ids is None:
             batch.input_ids.copy_(self._tensor(np.array(tokens)), non_blocking=True)
+        else:
+            self._input_ids[:] = tokens
+        if self._moves_left == 0:
+            self._moves_left = self._count_moves(rows, batch.context_lens.numpy())
+            return all(self._enter_blocks(batch, g, rows) for g in self._token_groups)
+        self._moves_left -= 1
+        return True
+
+    def _enter_blocks(self, batch: ForwardBatch, g: int, rows: list[Row]) -> bool:
+        """Changes the rows of a page table that begin or end with another block now.
+
+        Returns False if the table is too narrow.
+        """
+        group = self._groups[g]
+        size, placed = group.kernel_block_size, batch.token_pages(group.name)
+        assert size is not None
+        starts = batch.context_lens.numpy()
+        page_table, slots = placed.page_table.numpy(), placed.slots.numpy()
+        changed = starts % size == 0
+        if group.window is not None:
+            first = group.window.first_visible
+            changed |= [first(n) // size != first(n - 1) // size for n in starts.tolist()]
+        for i in changed.nonzero()[0].tolist():
+            (sequence, start, _), row = rows[i], page_table[i]
+            ids = self._blocks(group, self._pages.tables(sequence.sequence_id)[g], start)
+            if len(ids) > len(row):
+                return False
+            row[: len(ids)] = ids
+            row[len(ids) :] = 0
+            slots[i] = ids[start // size - group.first_kept(start) // size] * size + start % size
+        return True
 
     def _build(self, rows: list[Row]) -> ForwardBatch:
         starts = np.array([row.start for row in rows], np.int64)
         stops = np.array([row.stop for row in rows], np.int64)
         lens = stops - starts
-        num_decodes = sum([row.is_decode for row in rows])
+        num_decodes = int(((lens == 1) & (starts > 0)).sum())
         row_of_token = np.arange(len(rows))
         if num_decodes == len(rows):
             cu_seqlens, positions = np.arange(len(rows) + 1), starts.copy()
@@ -84,8 +117,11 @@ class BatchBuilder:
             cu_seqlens = np.concatenate([[0], lens.cumsum()])
             row_of_token = row_of_token.repeat(lens)
             positions = np.arange(cu_seqlens[-1]) - (cu_seqlens[:-1] - starts)[row_of_token]
-        tokens = [t for sequence, i, j in rows for t in sequence.token_ids[i:j]]
-        samples = [row.samples for row in rows]
+        if num_decodes == len(rows):
+            tokens = [sequence.token_ids[start] for sequence, start, _ in rows]
+        else:
+            tokens = [t for sequence, i, j in rows for t in sequence.token_ids[i:j]]
+        samples = stops == [len(row.sequence.token_ids) for row in rows]
         pieces = cut_rows(rows, self._pages) if self._pages.unsettled else None
         batch = ForwardBatch(
             input_ids=self._tensor(np.array(tokens, np.int64)),
@@ -102,9 +138,9 @@ class BatchBuilder:
             follows=torch.zeros(len(rows), dtype=torch.bool),
             cut_rows=None if pieces is None else self._cut_rows(pieces),
         )
-        decodes = num_decodes == len(rows) and all(samples) and pieces is None
-        self._moves_left = self._count_moves(rows) if decodes else 0
-        self._moving = _moving(batch) if self._moves_left else []
+        decodes = num_decodes == len(rows) and bool(samples.all()) and pieces is None
+        self._moves_left = self._count_moves(rows, starts) if decodes else 0
+        self._moving = _moving(batch) if decodes else []
         self._input_ids = batch.input_ids.numpy() if self._device.type == "cpu" else None
         return batch
 
@@ -167,27 +203,35 @@ class BatchBuilder:
         size = group.kernel_block_size
         assert size is not None
         blocks, offsets = np.divmod(positions, size)
-        skipped = [0] * len(tables)
         if group.window is not None:  # the tables begin where a row's first token sees
             first = [group.window.first_visible(row.start) // size for row in rows]
             blocks -= np.array(first)[row_of_token]
-            r = group.blocks_per_page
-            skipped = [f - r * t.num_released for f, t in zip(first, tables, strict=True)]
-        ids = [t.kernel_ids_from(n) for t, n in zip(tables, skipped, strict=True)]
-        page_table = np.zeros((len(ids), max(map(len, ids))), np.int32)
+        ids = [
+            self._blocks(group, table, row.start) for table, row in zip(tables, rows, strict=True)
+        ]
+        page_table = np.zeros((len(ids), max(map(len, ids)) + SPARE_BLOCKS), np.int32)
         for row_blocks, row_ids in zip(page_table, ids, strict=True):
             row_blocks[: len(row_ids)] = row_ids
         slots = page_table[row_of_token, blocks].astype(np.int64) * size + offsets
         return TokenPages(self._tensor(page_table), self._tensor(slots))
 
-    def _count_moves(self, rows: list[Row]) -> int:
-        """Tokens that all rows can be decoded by before one enters another kernel block."""
+    def _blocks(
+        self, group: GroupPlan, table: PageTable, start: int
+    ) -> Int32[np.ndarray, " blocks"]:
+        """A sequence's kernel blocks from that of the first token that token `start` sees."""
+        if group.window is None or group.kernel_block_size is None:
+            return table.kernel_ids_from(0)
+        first = group.window.first_visible(start) // group.kernel_block_size
+        return table.kernel_ids_from(first - group.blocks_per_page * table.num_released)
+
+    def _count_moves(self, rows: list[Row], starts: Int64[np.ndarray, " rows"]) -> int:
+        """Tokens that all rows can be decoded by before a row of a page table changes."""
         moves = UNENDING
-        for group in self._groups:
+        for g in self._token_groups:
+            group = self._groups[g]
             size = group.kernel_block_size
-            if size is None:
-                continue
-            moves = min(moves, min([size - 1 - row.start % size for row in rows]))
+            assert size is not None
+            moves = min(moves, size - 1 - int((starts % size).max()))
             if group.window is not None:
                 for _, start, _ in rows:
                     last_of_first = group.window.first_visible(start) // size * size + size - 1

@@ -9,10 +9,12 @@ from then on it runs alone, and grows by a page at a time as the plan counts it.
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 from hybridrt.cache.prefix_tree import Match
 from hybridrt.cache.sequence_pages import SequencePages
+from hybridrt.cache.slabs import OutOfPages
 from hybridrt.config import EngineConfig
 from hybridrt.engine.sequence import Sequence
 from hybridrt.engine.stats import ReuseStats
@@ -84,13 +86,13 @@ class Scheduler:
     def schedule(self) -> list[Row]:
         """The rows of the next step, decodes first. Empty only if nothing is unfinished."""
         num_running = len(self._running)
-        rows = self._continue_running()
-        if self._waiting and (len(self._running) == num_running or not rows):  # none gave way
-            rows += self._admit_waiting(sum(row.num_tokens for row in rows))
-        decodes = [row for row in rows if row.is_decode]
-        if len(decodes) == len(rows):
-            return rows
-        return decodes + [row for row in rows if not row.is_decode]
+        decodes, chunks = self._continue_running()
+        none_gave_way = len(self._running) == num_running
+        if self._waiting and (none_gave_way or not (decodes or chunks)):
+            num_scheduled = len(decodes) + sum(row.num_tokens for row in chunks)
+            for row in self._admit_waiting(num_scheduled):
+                (decodes if row.is_decode else chunks).append(row)
+        return decodes + chunks
 
     def commit(self, rows: Iterable[Row], tokens: Iterable[int | None]) -> list[Sequence]:
         """Says that these rows have been computed, and gives each its next token, if any.
@@ -153,21 +155,25 @@ class Scheduler:
             sequence.num_computed = 0
         return [sequence for sequence in running if sequence.finish_reason is not None]
 
-    def _continue_running(self) -> list[Row]:
-        rows: list[Row] = []
+    def _continue_running(self) -> tuple[list[Row], list[Row]]:
+        """The decodes, and the chunks of prefills, of the sequences that run."""
+        decodes: list[Row] = []
+        chunks: list[Row] = []
         budget = self._config.max_num_batched_tokens
-        for sequence in [*self._running.values()]:
+        running, capacity = self._running, self._pages.capacity
+        for name, sequence in [*running.items()]:
             if not budget:
                 break
-            if sequence.sequence_id not in self._running:  # it gave way to another
+            if name not in running:  # it gave way to another
                 continue
             row = self._next_row(sequence, budget)
-            if row.stop > self._pages.capacity(sequence.sequence_id):
+            if row.stop > capacity(name):
                 row = self._make_room(row)
             if row is not None:
-                rows.append(row)
-                budget -= row.stop - row.start
-        return rows
+                num_tokens = row.stop - row.start
+                (decodes if num_tokens == 1 and row.start else chunks).append(row)
+                budget -= num_tokens
+        return decodes, chunks
 
     def _make_room(self, row: Row) -> Row | None:
         """Room for a running sequence's next tokens, if need be by preempting the last.
@@ -179,7 +185,7 @@ class Scheduler:
         num_tokens = len(sequence.token_ids)
         while True:
             for part in _parts(row):
-                if self._pages.can_extend(sequence.sequence_id, num_tokens, part.stop):
+                with suppress(OutOfPages):
                     self._pages.extend(sequence.sequence_id, num_tokens, part.stop)
                     return part
             if self._pages.forget_exports():
@@ -222,16 +228,18 @@ class Scheduler:
     def _admit_behind(self, match: Match | None, sequence: Sequence, budget: int) -> Row | None:
         sequence.num_computed = 0 if match is None else match.position
         row, num_tokens = self._next_row(sequence, budget), len(sequence.token_ids)
+        salt = self._salt(sequence)
         for part in [row] if self._running else _parts(row):
-            if self._pages.can_admit(num_tokens, part.stop, match):
-                salt = self._salt(sequence)
+            try:
                 self._pages.admit(sequence.sequence_id, num_tokens, part.stop, match, salt)
-                if match is not None:
-                    self._plan_exports(sequence, match)
-                if sequence.cache_note is None:
-                    sequence.note_cached(match)
-                    self.stats.record(sequence)
-                return part
+            except OutOfPages:
+                continue
+            if match is not None:
+                self._plan_exports(sequence, match)
+            if sequence.cache_note is None:
+                sequence.note_cached(match)
+                self.stats.record(sequence)
+            return part
         return None
 
     def _match(self, sequence: Sequence) -> Match | None:
@@ -259,14 +267,15 @@ class Scheduler:
         places = dict.fromkeys(range(start // step * step + step, end, step), interval is not None)
         places |= {match.matched: True} if start < match.matched < end else {}
         places |= {end: True} if end > start else {}
-        for position in sorted(places, key=lambda p: (not places[p], -p)):
-            self._pages.reserve_export(sequence.sequence_id, position, is_useful=places[position])
+        for is_useful in (True, False):
+            positions = [p for p in sorted(places, reverse=True) if places[p] is is_useful]
+            self._pages.reserve_exports(sequence.sequence_id, positions, is_useful=is_useful)
 
     def _next_row(self, sequence: Sequence, budget: int) -> Row:
-        start = sequence.num_computed
-        if sequence.sequence_id in self._cramped:
+        start, stop = sequence.num_computed, len(sequence.token_ids)
+        if self._cramped and sequence.sequence_id in self._cramped:
             budget = min(budget, self._page_size - start % self._page_size)
-        return Row(sequence, start, min(len(sequence.token_ids), start + budget))
+        return Row(sequence, start, stop if stop - start <= budget else start + budget)
 
 
 def _parts(row: Row) -> Iterator[Row]:

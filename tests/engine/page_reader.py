@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
+from hybridrt.batch import ForwardBatch, StatePages, TokenPages
 from hybridrt.cache.plan import CachePlan
 from hybridrt.cache.prefix import make_prefix_cache
 from hybridrt.cache.sequence_pages import SequencePages
@@ -129,6 +131,7 @@ class PageReader:
         if not rows:
             return rows
         batch = self.batches.build(rows)
+        self._assert_as_built_anew(batch, rows)
         if fails:
             self.model.run(batch, num_layers=(len(self.layers) + 1) // 2)
             self.scheduler.preempt_all(rows)
@@ -163,6 +166,27 @@ class PageReader:
                 blocks, skipped = table.kernel_ids.array, table.num_released * group.blocks_per_page
                 tokens = self.model.read_tokens(row.index, blocks, first, num_tokens, skipped)
                 assert tokens.tolist() == history.token_ids[first:num_tokens]
+
+    def _assert_as_built_anew(self, batch: ForwardBatch, rows: list[Row]) -> None:
+        """A batch may be the last one, changed in place."""
+        fresh = BatchBuilder(self.pages, self.pool.plan.groups, CPU).build(rows)
+        assert batch.num_decodes == fresh.num_decodes
+        for name in ("input_ids", "positions", "seq_lens", "cu_seqlens_q", "has_initial_state"):
+            assert torch.equal(getattr(batch, name), getattr(fresh, name)), name
+        for name in ("query_lens", "context_lens", "follows", "logits_indices"):
+            assert torch.equal(getattr(batch, name), getattr(fresh, name)), name
+        for name, pages in fresh.groups.items():
+            last = batch.groups[name]
+            if isinstance(pages, StatePages):
+                assert isinstance(last, StatePages)
+                assert torch.equal(last.pages, pages.pages)
+                assert torch.equal(last.initial_pages, pages.initial_pages)
+                continue
+            assert isinstance(last, TokenPages)
+            assert torch.equal(last.slots, pages.slots)
+            width = min(last.page_table.shape[1], pages.page_table.shape[1])
+            assert torch.equal(last.page_table[:, :width], pages.page_table[:, :width])
+            assert not last.page_table[:, width:].any() and not pages.page_table[:, width:].any()
 
     def assert_nothing_is_held(self) -> None:
         assert len(self.pages) == 0 and not self.scheduler.has_unfinished
