@@ -164,25 +164,23 @@ class Session:
     def truncate(self, num_tokens: int, recompute: bool = False) -> None:
         """Forgets all tokens but the first `num_tokens`.
 
-        Exact, or refused: what of the cache is right for fewer tokens stays. A state stands
-        behind the last token computed and can't go back; a window may be gone. With
-        `recompute` the tokens that are left are computed again where that is so.
+        Exact, or refused: what of the cache is right for fewer tokens stays. A state can't go
+        back, but for places where the prefix cache has a copy of it, and a window may be gone.
+        With `recompute` the tokens that are left are computed again where that is so.
 
         Raises:
-            ValueError: the cache can't go back to there; says where it can.
+            ValueError: the cache can't go back to there; names the nearest places.
         """
         held = self._idle()
         if type(num_tokens) is not int or not 0 <= num_tokens <= len(held.token_ids):
             raise ValueError(
                 f"{held.name}: num_tokens={num_tokens!r} should be from 0 to {len(held.token_ids)}"
             )
-        total = len(held.token_ids)
-        shortest = min(self._engine.held.shortest_exact(held), total)
-        if 0 < num_tokens < shortest and not recompute:
-            longer = f"{shortest} to {total}" if shortest < total else f"{total}"
+        below, above = self._engine.held.nearest_exact(held, num_tokens)
+        if below < num_tokens < above and not recompute:
             raise ValueError(
-                f"{held.name}: the cache can't go back to {num_tokens} tokens, only to 0 and "
-                f"{longer}; truncate({num_tokens}, recompute=True) computes them again"
+                f"{held.name}: the cache can't go back to {num_tokens} tokens; the nearest are "
+                f"{below} and {above}; truncate({num_tokens}, recompute=True) computes them again"
             )
         self._engine.held.truncate(held, num_tokens)
 

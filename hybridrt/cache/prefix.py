@@ -64,6 +64,10 @@ class PrefixCache:
         """The longest hit for a prompt, of at most all but its last token."""
         return self._finder.match(tokens, salt)
 
+    def positions(self, tokens: Sequence[int], salt: str | None = None) -> list[int]:
+        """All places where a prompt that begins with these tokens, and has more, could go on."""
+        return self._finder.positions(tokens, salt)
+
     def root(self, salt: str | None) -> Node:
         """The node before the first token of all prompts with this salt."""
         if salt not in self._roots:

@@ -7,7 +7,7 @@ hangs on the node behind which it stands, up to a page's tokens further on, and 
 of every state.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -215,19 +215,34 @@ class Finder:
                 ghost = child
         return path, ghost
 
-    def _best_checkpoint(
-        self, path: list[Node], data: bytes, limit: int
-    ) -> tuple[int, Checkpoint | None, bool]:
-        window_gone = False
+    def positions(self, tokens: Sequence[int], salt: str | None = None) -> list[int]:
+        """All places where a prompt that begins with these tokens, and has more, could go on."""
+        data = token_bytes(tokens)
+        path, _ = self._walk(data, len(tokens), salt)
+        if self._has_states:
+            found = self._checkpoints(path, data, len(tokens))
+            places = [(checkpoint.position, checkpoint) for checkpoint in found]
+        else:
+            places = [(node.length, None) for node in path[1:]]
+        return [place[0] for place in places if self._missing_page(path, *place) is None]
+
+    def _checkpoints(self, path: list[Node], data: bytes, limit: int) -> Iterator[Checkpoint]:
+        """Those of a prompt's own path, the longest first."""
         for node in reversed(path):
             begin = node.length * TOKEN_BYTES
             for tail in sorted(node.checkpoints, key=len, reverse=True):
                 checkpoint = node.checkpoints[tail]
-                if checkpoint.position > limit or not data.startswith(tail, begin):
-                    continue
-                if self._missing_page(path, checkpoint.position, checkpoint) is None:
-                    return checkpoint.position, checkpoint, False
-                window_gone = True
+                if checkpoint.position <= limit and data.startswith(tail, begin):
+                    yield checkpoint
+
+    def _best_checkpoint(
+        self, path: list[Node], data: bytes, limit: int
+    ) -> tuple[int, Checkpoint | None, bool]:
+        window_gone = False
+        for checkpoint in self._checkpoints(path, data, limit):
+            if self._missing_page(path, checkpoint.position, checkpoint) is None:
+                return checkpoint.position, checkpoint, False
+            window_gone = True
         return 0, None, window_gone
 
     def _best_page(self, path: list[Node]) -> tuple[int, bool]:

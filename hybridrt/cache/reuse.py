@@ -54,6 +54,8 @@ class Reuse:
         self._groups = pool.plan.groups
         self._states = [g for g, _ in prefix.state_groups]
         self._in_flight: set[Missing] = set()
+        self.num_twins = 0
+        """Pages of sequences that were replaced by others with the same tokens."""
 
     def is_coming(self, match: Match) -> bool:
         """Whether a sequence that runs is about to compute the first page that is missing."""
@@ -103,6 +105,10 @@ class Reuse:
             place.missing = missing
             place.arrives_at = match.matched + len(missing[1]) // TOKEN_BYTES
         return place
+
+    def begin_apart(self, salt: str | None) -> Place:
+        """The place of a sequence whose pages are its own, though it has tokens already."""
+        return Place(self.prefix.begin(None, salt), None)
 
     def take_partial(self, place: Place, fresh: list[list[PhysicalId]]) -> None:
         """Copies the tokens of a page that the hit has a part of into the first of each group."""
@@ -177,6 +183,7 @@ class Reuse:
         for (g, _), page, own in groups:
             if page is not None and own is not None and page != own:
                 self._pool.allocator.retain(g, page)
+                self.num_twins += 1
                 tables[g].set(index - tables[g].num_released, page)
                 self._pool.release(g, [own])
 
@@ -197,6 +204,19 @@ class Reuse:
             return
         states = {g: list(tables[g].physical_ids) for g in self._states}
         self._leave(place, tables, tokens, num_tokens, states, USEFUL)
+        self._supersede(place, num_tokens)
+
+    def keep_states(
+        self, place: Place, tables: Sequence[PageTable], tokens: Sequence[int], num_tokens: int
+    ) -> None:
+        """Leaves a copy of the states of a sequence that goes on later, in pages that are free."""
+        self.publish(place, tables, tokens, num_tokens)
+        self.reserve(place, [num_tokens], rank=USEFUL, only_idle=True)
+        if place.exports:
+            self._publish_states(place, tables, tokens, num_tokens)
+            self._supersede(place, num_tokens)
+
+    def _supersede(self, place: Place, num_tokens: int) -> None:
         for checkpoint in place.earlier:
             if checkpoint.position < num_tokens:
                 self.prefix.supersede(checkpoint)

@@ -57,6 +57,11 @@ class SequencePages:
         """The sequences, in the order in which they were admitted."""
         return iter(self._entries)
 
+    @property
+    def num_replaced(self) -> int:
+        """How often a page in a table was replaced by another with the same contents."""
+        return 0 if self._reuse is None else self._reuse.num_twins
+
     def tables(self, sequence: str) -> tuple[PageTable, ...]:
         """One page table per group of the plan."""
         return self._entries[sequence].tables
@@ -200,10 +205,11 @@ class SequencePages:
         place = self._entries[sequence].place
         return None if place is None or place.initial is None else place.initial.states
 
-    def resume(self, sequence: str, num_tokens: int) -> None:
+    def resume(self, sequence: str, num_tokens: int, salt: str | None = None) -> None:
         """Admits a sequence whose first `num_tokens` tokens were computed elsewhere.
 
-        It gets pages for those that later tokens see; their contents are to be written.
+        It gets pages for those that later tokens see; their contents are to be written. They
+        are shared from its next commit on.
 
         Raises:
             ValueError: the sequence is there already.
@@ -221,6 +227,8 @@ class SequencePages:
             table.num_released = first // (group.page_size or 1)
             tables.append(table)
         self._entries[sequence] = entry = _Entry(tuple(tables), num_committed=num_tokens)
+        if self._reuse is not None:
+            entry.place = self._reuse.begin_apart(salt)
         self._measure(entry)
         self._settle(sequence, entry)
 
@@ -256,6 +264,16 @@ class SequencePages:
         if num_tokens >= entry.next_release:
             self._release_unseen(entry)
         self._settle(sequence, entry)
+
+    def keep_states(self, sequence: str, tokens: Sequence[int]) -> None:
+        """Leaves a copy of the states of a sequence in the prefix cache, if pages are free.
+
+        The sequence is at rest: all that it was given is committed.
+        """
+        entry = self._entries[sequence]
+        if entry.place is not None and self._reuse is not None:
+            self._reuse.keep_states(entry.place, entry.tables, tokens, entry.num_committed)
+            self._settle(sequence, entry)
 
     def finish(self, sequence: str, tokens: Sequence[int]) -> None:
         """Frees a sequence whose states are right, and leaves them in the prefix cache."""

@@ -40,16 +40,17 @@ class BatchBuilder:
         self._switch_length = rope_switch_length
         self._last: ForwardBatch | None = None
         self._last_rows: list[Row] = []
+        self._num_replaced = 0
         self._moving: list[tuple[Any, Any]] = []  # what grows with each token of a decode, and one
         self._moves_left = 0  # until a row of a page table changes
         self._input_ids: np.ndarray | None = None  # those of a batch in the host's memory
 
     def build(self, rows: list[Row]) -> ForwardBatch:
         """The batch of these rows, decodes first."""
-        batch = self._last
+        batch, num_replaced = self._last, self._pages.num_replaced
         if batch is None or not (self._follow(rows) and self._move_on(batch, rows)):
             batch = self._build(rows)
-        self._last, self._last_rows = batch, rows
+        self._last, self._last_rows, self._num_replaced = batch, rows, num_replaced
         return batch
 
     def _follow(self, rows: list[Row]) -> bool:
@@ -58,6 +59,8 @@ class BatchBuilder:
         One that was preempted and found what it had is the same too, but has other pages.
         """
         if not self._moving or len(rows) != len(self._last_rows) or self._pages.unsettled:
+            return False
+        if self._num_replaced != self._pages.num_replaced:
             return False
         for (sequence, start, stop), last in zip(rows, self._last_rows, strict=True):
             if sequence is not last.sequence or start != last.stop or stop != start + 1:

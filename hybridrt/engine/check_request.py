@@ -17,8 +17,8 @@ def check_request(request: Request, max_model_len: int, vocab_size: int) -> None
             f"{name}: the prompt has {len(prompt)} tokens; with max_model_len="
             f"{max_model_len} it should have at most {max_model_len - 1}"
         )
-    wrong = next((t for t in prompt if not 0 <= t < vocab_size), None)
-    if wrong is not None:
+    if min(prompt) < 0 or max(prompt) >= vocab_size:
+        wrong = next(t for t in prompt if not 0 <= t < vocab_size)
         raise ValueError(f"{name}: token id {wrong} should be in [0, {vocab_size})")
     _check_params(name, request, vocab_size)
 

@@ -26,7 +26,7 @@ from hybridrt.engine.handover import (
 from hybridrt.engine.held import Held, HeldRun, HeldSequences
 from hybridrt.engine.holding_scheduler import HoldingScheduler
 from hybridrt.engine.loading import draw_up, load
-from hybridrt.engine.runner import RowResult, Runner
+from hybridrt.engine.runner import Draw, RowResult, Runner
 from hybridrt.engine.sampler import derive_seed
 from hybridrt.engine.scheduler import Row
 from hybridrt.engine.sequence import Sequence
@@ -119,8 +119,8 @@ class Engine:
         ]
         self._num_requests += 1
         self._entries[request.request_id] = Entry(request, sequences)
-        for sequence in sequences:
-            self._scheduler.add(sequence)
+        first, *first.siblings = sequences
+        self._scheduler.add(first)
 
     def run_held(
         self, held: Held, request_id: str, params: SamplingParams | None = None
@@ -218,7 +218,7 @@ class Engine:
         sequences = [self._sequence(came.request, one.index, one.seed) for one in came.sequences]
         try:
             for sequence, one in zip(sequences, came.sequences, strict=True):
-                take_up(sequence, one, self.pages, self.pool)
+                take_up(sequence, one, self.pages, self.pool, self.model.rope_switch_length)
         except BaseException:
             for sequence in sequences:
                 if sequence.sequence_id in self.pages:
@@ -245,19 +245,30 @@ class Engine:
 
     def _commit(self, rows: Rows[Row], results: Rows[RowResult]) -> list[RequestOutput]:
         sampled: list[Sequence] = []
+        branches: list[tuple[Sequence, Draw]] = []
+        sibling_tokens: dict[str, list[int]] = {}
         for row, result in zip(rows, results, strict=True):
-            if row.sequence.prompt_logprobs is not None:
-                row.sequence.prompt_logprobs.extend(result.prompt_logprobs)
+            sequence = row.sequence
+            if sequence.prompt_logprobs is not None:
+                sequence.prompt_logprobs.extend(result.prompt_logprobs)
             if result.token is not None:
-                self._note_token(row.sequence, result)
-                sampled.append(row.sequence)
-        for sequence in self._scheduler.commit(rows, [result.token for result in results]):
+                self._note_token(sequence, result)
+                sampled.append(sequence)
+            if result.siblings:
+                branches += zip(sequence.siblings, result.siblings, strict=True)
+                sibling_tokens[sequence.sequence_id] = [one.token for one in result.siblings]
+        tokens = [result.token for result in results]
+        for sequence in self._scheduler.commit(rows, tokens, sibling_tokens):
             self._settle(sequence)
+        for sequence, result in branches:
+            if sequence.num_output_tokens:  # otherwise it found no room, and waits
+                self._note_token(sequence, result)
+                sampled.append(sequence)
         self._switch_rope(sampled)
         touched = dict.fromkeys(sequence.request.request_id for sequence in sampled)
         return [self._output(request_id) for request_id in touched]
 
-    def _note_token(self, sequence: Sequence, result: RowResult) -> None:
+    def _note_token(self, sequence: Sequence, result: RowResult | Draw) -> None:
         self._entries[sequence.request.request_id].note_token()
         if sequence.logprobs is not None and result.logprobs is not None:
             assert result.token is not None

@@ -12,7 +12,7 @@ from hybridrt.cache.plan import CachePlan, LayerPlan
 from hybridrt.cache.pool import Pool
 from hybridrt.cache.sequence_pages import SequencePages
 from hybridrt.engine.fingerprint import checkpoint_fingerprint
-from hybridrt.engine.sequence import Sequence
+from hybridrt.engine.sequence import Sequence, tree_name
 from hybridrt.request import Request, TokenLogprobs
 
 Fingerprint = Mapping[str, Any]
@@ -86,7 +86,13 @@ def take_down(sequence: Sequence, pages: SequencePages, pool: Pool) -> SequenceI
     )
 
 
-def take_up(sequence: Sequence, came: SequenceInFlight, pages: SequencePages, pool: Pool) -> None:
+def take_up(
+    sequence: Sequence,
+    came: SequenceInFlight,
+    pages: SequencePages,
+    pool: Pool,
+    rope_switch_length: int | None,
+) -> None:
     """Gives a new sequence what another was when it was taken down, pages included.
 
     Raises:
@@ -95,7 +101,9 @@ def take_up(sequence: Sequence, came: SequenceInFlight, pages: SequencePages, po
     """
     _check_sizes(came, pool.plan)
     if came.num_computed:
-        pages.resume(sequence.sequence_id, came.num_computed)
+        salt = sequence.request.cache_salt
+        tree = tree_name(salt, len(came.token_ids), rope_switch_length)
+        pages.resume(sequence.sequence_id, came.num_computed, tree)
         write_contents(pool, pages.tables(sequence.sequence_id), came.contents)
     for token in came.token_ids[sequence.num_prompt_tokens :]:
         sequence.append(token)

@@ -19,7 +19,7 @@ from hybridrt.cache.pool import Pool
 from hybridrt.cache.sequence_pages import SequencePages
 from hybridrt.cache.slabs import OutOfPages
 from hybridrt.cache.snapshot import Snapshot
-from hybridrt.engine.sequence import Sequence
+from hybridrt.engine.sequence import Sequence, tree_name
 
 
 @dataclass(slots=True, eq=False)
@@ -130,6 +130,7 @@ class HeldSequences:
             self._drop(held)  # a prefill that was broken off has pages reserved for its states
         if held.name in self._pages:
             self._pages.rest(held.name)
+            self._pages.keep_states(held.name, held.token_ids)
         if len(held.token_ids) - 1 == self._switch_length:
             self._drop(held)
 
@@ -150,11 +151,29 @@ class HeldSequences:
         child.num_computed, child.logits = held.num_computed, held.logits
         return child
 
-    def shortest_exact(self, held: Held) -> int:
-        """The fewest tokens, beside none at all, to which it can be cut with what is there.
+    def nearest_exact(self, held: Held, num_tokens: int) -> tuple[int, int]:
+        """The next shorter and longer lengths to which it can be cut with what is there.
 
-        Every number from there to its own is possible too. The last token that is left is
-        computed once more, for its logits; so the cache goes back to the one before it.
+        Both are `num_tokens` if that is one. The last token that is left is computed once more,
+        for its logits; so the cache goes back to the one before it.
+        """
+        total = len(held.token_ids)
+        shortest = min(self._shortest_exact(held), total)
+        if num_tokens == 0 or num_tokens >= shortest:
+            return num_tokens, num_tokens
+        lengths = [0, shortest]
+        if self._pages.prefix is not None:
+            tree = self._tree(held, num_tokens)
+            positions = self._pages.prefix.positions(held.token_ids[:shortest], tree)
+            lengths += [p + 1 for p in positions if not self._passes_switch(num_tokens, p + 1)]
+        return max(n for n in lengths if n <= num_tokens), min(
+            n for n in lengths if n >= num_tokens
+        )
+
+    def _shortest_exact(self, held: Held) -> int:
+        """The fewest tokens, beside none at all, to which its own pages can go back.
+
+        Every number from there to its own is possible too.
         """
         known = held.num_computed + (held.logits is None)
         if held.name not in self._pages or not held.num_computed:
@@ -173,7 +192,7 @@ class HeldSequences:
         """Keeps the first tokens, and of the cache what is right for them."""
         if num_tokens == len(held.token_ids):
             return
-        if num_tokens == 0 or num_tokens < self.shortest_exact(held):
+        if num_tokens == 0 or num_tokens < self._shortest_exact(held):
             self._drop(held)
         elif num_tokens < held.num_computed:
             self._go_back(held, num_tokens - 1)
@@ -204,7 +223,8 @@ class HeldSequences:
         held = self.open(saved.cache_salt)
         try:
             if saved.token_ids:
-                self._pages.resume(held.name, len(saved.token_ids))
+                tree = self._tree(held, len(saved.token_ids))
+                self._pages.resume(held.name, len(saved.token_ids), tree)
                 write_contents(self._pool, self._pages.tables(held.name), saved.contents)
         except BaseException:
             self.close(held)
@@ -227,6 +247,9 @@ class HeldSequences:
             f"none of {num_unfinished} unfinished requests finds room: {idle} idle sessions hold "
             f"their pages, {free} of {total} slabs are free; close a session or raise cache_memory"
         )
+
+    def _tree(self, held: Held, num_tokens: int) -> str | None:
+        return tree_name(held.cache_salt, num_tokens, self._switch_length)
 
     def _passes_switch(self, before: int, after: int) -> bool:
         switch = self._switch_length
@@ -251,7 +274,7 @@ class HeldSequences:
         contents = read_contents(self._pool, self._pages.tables(held.name), num_tokens)
         self._pages.free(held.name)
         try:
-            self._pages.resume(held.name, num_tokens)
+            self._pages.resume(held.name, num_tokens, self._tree(held, num_tokens + 1))
         except OutOfPages:
             self._drop(held)
             return
@@ -260,7 +283,7 @@ class HeldSequences:
 
     def _forget_last(self, held: Held) -> None:
         """Leaves the last token to be computed, since the logits behind it aren't known."""
-        if len(held.token_ids) < self.shortest_exact(held):
+        if len(held.token_ids) < self._shortest_exact(held):
             self._drop(held)
         else:
             self._go_back(held, held.num_computed - 1)

@@ -44,7 +44,10 @@ class HoldingScheduler(Scheduler):
         """The rows of the next step; see `Scheduler.schedule`."""
         while self._arrived and len(self._running) < self._config.max_num_seqs:
             name = next(iter(self._arrived))
-            self._running[name] = self._arrived.pop(name)
+            self._running[name] = sequence = self._arrived.pop(name)
+            end = len(sequence.token_ids) - 1
+            if end > sequence.num_computed:
+                self._pages.reserve_exports(name, [end], is_useful=True)
         return super().schedule()
 
     def remove(self, sequence: Sequence) -> None:

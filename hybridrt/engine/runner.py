@@ -1,7 +1,9 @@
 """The runner: runs the model on the rows of a step, and samples."""
 
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -15,18 +17,30 @@ from hybridrt.engine.held import HeldRun
 from hybridrt.engine.logprobs import TokenText, token_logprobs
 from hybridrt.engine.sampler import SamplingRow, sample
 from hybridrt.engine.scheduler import Row
+from hybridrt.engine.sequence import Sequence
 from hybridrt.models.causal_lm import CausalLM
 from hybridrt.request import TokenLogprobs
 
 LOGITS_AT_ONCE = 256  # rows of prompt logits: bounds their memory at large vocabularies
 
 
+class Draw(NamedTuple):
+    """A next token, with its logprobs where they are wanted."""
+
+    token: int
+    logprobs: TokenLogprobs | None
+
+
 @dataclass(frozen=True, slots=True)
 class RowResult:
-    """What a step gave for one row: the next token, and logprobs where they are wanted."""
+    """What a step gave for one row: the next token, and logprobs where they are wanted.
+
+    `siblings` are the first tokens of the sequence's siblings.
+    """
 
     token: int | None = None
     logprobs: TokenLogprobs | None = None
+    siblings: Rows[Draw] = ()
     prompt_logprobs: Rows[TokenLogprobs] = ()
 
 
@@ -57,38 +71,40 @@ class Runner:
         if sampling:
             logits = self._model.logits(hidden[batch.logits_indices])
             _keep_logits([rows[i] for i in sampling], logits)
-            self._sample(logits, rows, sampling, results)
+            results |= zip(sampling, self._sample(logits, [rows[i] for i in sampling]), strict=True)
         self._score_prompts(hidden, batch, rows, results)
         return [results[i] for i in range(len(rows))]
 
     @torch.inference_mode()
     def sample_from(self, logits: Float[Tensor, " vocab"], row: Row) -> RowResult:
         """The next token of a row behind which the logits are known: no forward."""
-        results: dict[int, RowResult] = {}
-        self._sample(logits[None], [row], [0], results)
-        return results[0]
+        return self._sample(logits[None], [row])[0]
 
-    def _sample(
-        self,
-        logits: Tensor,
-        rows: Rows[Row],
-        sampling: Rows[int],
-        results: dict[int, RowResult],
-    ) -> None:
-        chosen = sample(logits, [self._sampling_row(rows[i]) for i in sampling])
-        tokens = chosen.tolist()
-        wanted = [n for n, i in enumerate(sampling) if rows[i].sequence.logprobs is not None]
+    def _sample(self, logits: Float[Tensor, "rows vocab"], rows: Rows[Row]) -> list[RowResult]:
+        """The next token of every row, and the first of siblings that begin behind it."""
+        families = [[row.sequence, *row.sequence.siblings] for row in rows]
+        if len(rows) < sum(map(len, families)):
+            counts = torch.tensor([len(family) for family in families], device=logits.device)
+            logits = logits.repeat_interleave(counts, dim=0)
+        draws = iter(self._draw(logits, [one for family in families for one in family]))
+        return [
+            RowResult(*next(draws), siblings=tuple(islice(draws, len(family) - 1)))
+            for family in families
+        ]
+
+    def _draw(self, logits: Float[Tensor, "rows vocab"], sequences: Rows[Sequence]) -> list[Draw]:
+        chosen = sample(logits, [self._sampling_row(sequence) for sequence in sequences])
+        wanted = [n for n, sequence in enumerate(sequences) if sequence.logprobs is not None]
         logprobs: dict[int, TokenLogprobs] = {}
         if wanted:
             index = torch.tensor(wanted, device=logits.device)
-            counts = [rows[sampling[n]].sequence.params.logprobs or 0 for n in wanted]
+            counts = [sequences[n].params.logprobs or 0 for n in wanted]
             entries = token_logprobs(logits[index], chosen[index], counts, self._token_text)
             logprobs = dict(zip(wanted, entries, strict=True))
-        for n, i in enumerate(sampling):
-            results[i] = RowResult(tokens[n], logprobs.get(n))
+        return [Draw(token, logprobs.get(n)) for n, token in enumerate(chosen.tolist())]
 
-    def _sampling_row(self, row: Row) -> SamplingRow:
-        sequence, params = row.sequence, row.sequence.params
+    def _sampling_row(self, sequence: Sequence) -> SamplingRow:
+        params = sequence.params
         early = sequence.num_output_tokens < params.min_tokens
         eos = () if params.ignore_eos else self._eos_token_ids
         return SamplingRow(
@@ -119,7 +135,7 @@ class Runner:
             states = hidden[begin + first - 1 - row.start : begin + last - row.start]
             tokens = row.sequence.token_ids[first : last + 1]
             scores = self._score(states, tokens, row.sequence.params.prompt_logprobs or 0)
-            results[i] = RowResult(results[i].token, results[i].logprobs, scores)
+            results[i] = replace(results[i], prompt_logprobs=scores)
 
     def _score(self, hidden: Tensor, tokens: Rows[int], num_top: int) -> list[TokenLogprobs]:
         entries: list[TokenLogprobs] = []

@@ -16,6 +16,9 @@ from torch import Tensor
 from hybridrt.request import SamplingParams
 
 
+_MASK = 2**64 - 1
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingRow:
     """What the sampler needs of one sequence.
@@ -53,9 +56,7 @@ def uniform(seeds: Rows[int], positions: Rows[int]) -> Float64[np.ndarray, " row
 
 def derive_seed(seed: int, index: int) -> int:
     """A seed for the `index`-th of several things that share one seed."""
-    with np.errstate(over="ignore"):
-        z = _mix(np.array([seed], np.uint64)) + np.uint64(index + 1)
-        return int(_mix(z)[0] >> np.uint64(1))
+    return _mix_one(_mix_one(seed) + index + 1) >> 1
 
 
 def _mix(z: np.ndarray) -> np.ndarray:
@@ -63,6 +64,14 @@ def _mix(z: np.ndarray) -> np.ndarray:
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))
+
+
+def _mix_one(z: int) -> int:
+    """The same of one number, in a tenth of the time."""
+    z = (z + 0x9E3779B97F4A7C15) & _MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return z ^ (z >> 31)
 
 
 def _adjust(

@@ -8,19 +8,21 @@ from then on it runs alone, and grows by a page at a time as the plan counts it.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from types import MappingProxyType
 from typing import NamedTuple
 
 from hybridrt.cache.prefix_tree import Match
 from hybridrt.cache.sequence_pages import SequencePages
 from hybridrt.cache.slabs import OutOfPages
 from hybridrt.config import EngineConfig
-from hybridrt.engine.sequence import Sequence
+from hybridrt.engine.sequence import Sequence, tree_name
 from hybridrt.engine.stats import ReuseStats
 
 REGULAR = 128  # tokens between checkpoints that are made while there are free pages
 MOST_REGULAR = 32  # of them for one prompt
+NO_SIBLINGS: Mapping[str, Iterable[int]] = MappingProxyType({})
 
 
 class Row(NamedTuple):
@@ -94,27 +96,67 @@ class Scheduler:
                 (decodes if row.is_decode else chunks).append(row)
         return decodes + chunks
 
-    def commit(self, rows: Iterable[Row], tokens: Iterable[int | None]) -> list[Sequence]:
+    def commit(
+        self,
+        rows: Iterable[Row],
+        tokens: Iterable[int | None],
+        sibling_tokens: Mapping[str, Iterable[int]] = NO_SIBLINGS,
+    ) -> list[Sequence]:
         """Says that these rows have been computed, and gives each its next token, if any.
 
+        Siblings of a sequence get theirs too if they find room beside it, and wait otherwise.
         Sequences that end with it are removed. Returns them.
         """
         finished: list[Sequence] = []
         for (sequence, _, stop), token in zip(rows, tokens, strict=True):
             sequence.num_computed = stop
             self._pages.commit(sequence.sequence_id, stop, sequence.token_ids)
-            if token is not None:
-                sequence.append(token)
-                if sequence.finish_reason is not None:
-                    self.remove(sequence)
-                    finished.append(sequence)
+            if token is None:
+                continue
+            if sequence.siblings:
+                finished += self._branch(sequence, sibling_tokens.get(sequence.sequence_id, ()))
+            if self._take_token(sequence, token):
+                finished.append(sequence)
         return finished
+
+    def _take_token(self, sequence: Sequence, token: int) -> bool:
+        """Returns whether the token was the last."""
+        sequence.append(token)
+        if sequence.finish_reason is None:
+            return False
+        self.remove(sequence)
+        return True
+
+    def _branch(self, sequence: Sequence, tokens: Iterable[int]) -> list[Sequence]:
+        """Lets siblings go on behind a prompt. Returns those that end with their first token."""
+        finished: list[Sequence] = []
+        for token in tokens:
+            sibling = sequence.siblings[0]
+            if len(self._running) == self._config.max_num_seqs:
+                break
+            if not self._fork(sequence, sibling.sequence_id):
+                break
+            self._running[sibling.sequence_id] = sequence.siblings.pop(0)
+            sibling.begin_behind(sequence)
+            if self._take_token(sibling, token):
+                finished.append(sibling)
+        while sequence.siblings:  # they are next in line
+            sibling = sequence.siblings.pop()
+            self._waiting[sibling.sequence_id] = sibling
+            self._waiting.move_to_end(sibling.sequence_id, last=False)
+        return finished
+
+    def _fork(self, sequence: Sequence, child: str) -> bool:
+        with suppress(OutOfPages):
+            self._pages.fork(sequence.sequence_id, child)
+            return True
+        return False
 
     def remove(self, sequence: Sequence) -> None:
         """Takes out a sequence, finished or not, and frees its pages."""
         self._cramped.discard(sequence.sequence_id)
         if self._running.pop(sequence.sequence_id, None) is None:
-            del self._waiting[sequence.sequence_id]
+            self._waiting.pop(sequence.sequence_id, None)  # not there: a sibling, to be branched
         else:
             self._pages.finish(sequence.sequence_id, sequence.token_ids)
 
@@ -249,11 +291,8 @@ class Scheduler:
         return self._pages.match(sequence.token_ids, self._salt(sequence))
 
     def _salt(self, sequence: Sequence) -> str | None:
-        """Keeps apart what isn't the same: tenants, and keys turned by other frequencies."""
-        salt, switch = sequence.request.cache_salt, self._rope_switch_length
-        if switch is None:
-            return salt
-        return f"{len(sequence.token_ids) > switch}/{salt}"
+        num_tokens = len(sequence.token_ids)
+        return tree_name(sequence.request.cache_salt, num_tokens, self._rope_switch_length)
 
     def _plan_exports(self, sequence: Sequence, match: Match) -> None:
         """Where this sequence's states are to be kept while they are computed.

@@ -17,7 +17,8 @@ class Sequence:
     `max_tokens` bounds prompt and output together, as the request's own bounds the
     output; `seed` is this output's own, from which the draw of every token follows.
     `prompt_logprobs` has an entry per prompt token once they are known, None first; None
-    altogether if nobody asked.
+    altogether if nobody asked. `siblings` are the request's other outputs, which wait for
+    this one's prompt, to go on behind it with other draws.
     """
 
     sequence_id: str
@@ -38,6 +39,7 @@ class Sequence:
     num_preemptions: int = 0
     num_cached_tokens: int = 0
     cache_note: CacheNote | None = None
+    siblings: "list[Sequence]" = field(default_factory=list)
     _stop_tokens: frozenset[int] = field(init=False)
     _least_tokens: int = field(init=False)
     _most_tokens: int = field(init=False)
@@ -78,6 +80,13 @@ class Sequence:
         self.cache_note = "disabled" if match is None else match.note
         self.num_cached_tokens = 0 if match is None else match.position
 
+    def begin_behind(self, other: "Sequence") -> None:
+        """Takes over what another has computed, whose prompt is the same and over."""
+        self.num_computed = other.num_computed
+        if other.prompt_logprobs is not None:
+            self.prompt_logprobs = [*other.prompt_logprobs]
+        self.num_cached_tokens, self.cache_note = other.num_computed, "hit"
+
     def append(self, token: int) -> None:
         """Takes the next token, its text with it, and finishes if it ends the output."""
         self.token_ids.append(token)
@@ -116,3 +125,13 @@ class Sequence:
         self.finish_reason = reason
         self.stop_reason = stop_reason
         self.detokenizer.finish()
+
+
+def tree_name(salt: str | None, num_tokens: int, rope_switch_length: int | None) -> str | None:
+    """The prefix tree of a sequence of that many tokens.
+
+    What isn't the same is kept apart: tenants, and keys turned by other rotary frequencies.
+    """
+    if rope_switch_length is None:
+        return salt
+    return f"{num_tokens > rope_switch_length}/{salt}"

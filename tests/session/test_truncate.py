@@ -34,7 +34,7 @@ def llms() -> dict[str, LLM]:
 def test_cut_to_any_length_it_goes_on_as_a_cold_run_or_is_refused(
     llms: dict[str, LLM], name: str, recompute: bool
 ) -> None:
-    llm, possible = llms[name], []
+    llm, possible, nearest = llms[name], [], set[int]()
     with nothing_left(llm), llm.session(PROMPT[:30]) as whole:
         _ = whole.logits
         whole.append(PROMPT[30:34])
@@ -43,11 +43,12 @@ def test_cut_to_any_length_it_goes_on_as_a_cold_run_or_is_refused(
                 try:
                     session.truncate(length, recompute=recompute)
                 except ValueError as error:
-                    least = int(re.search(r"only to 0 and (\d+) to 34", str(error))[1])  # type: ignore[index]
-                    assert length < least <= 34 and f"truncate({length}, recompute=True)" in str(
-                        error
-                    )
+                    assert f"truncate({length}, recompute=True)" in str(error)
+                    found = re.search(r"the nearest are (\d+) and (\d+);", str(error))
+                    assert found is not None
+                    assert 0 <= int(found[1]) < length < int(found[2]) <= 34
                     assert session.token_ids == PROMPT[:34]
+                    nearest.update(map(int, found.groups()))
                     continue
                 possible.append(length)
                 assert session.token_ids == PROMPT[:length]
@@ -55,13 +56,33 @@ def test_cut_to_any_length_it_goes_on_as_a_cold_run_or_is_refused(
                 (completion,) = session.generate(DRAWN).outputs
                 tokens = PROMPT[: max(length, 20)]
                 assert completion.token_ids == cold(name, tokens, DRAWN)
+        for length in nearest:
+            with whole.fork() as session:
+                session.truncate(length)
+                assert session.num_tokens == length
         assert whole.generate(DRAWN).outputs[0].token_ids == cold(name, PROMPT[:34], DRAWN)
     assert {34, 33, 30, 0} <= set(possible)
     if recompute or name in (ATTENTION, DEEPSEEK):
         assert len(possible) == 17
     if not recompute:
-        assert (29 in possible) == (name not in (EVERY_KIND, EVERY_STATE, MAMBA))
-        assert (1 in possible) == (name in (ATTENTION, DEEPSEEK))
+        assert bool(nearest) == (name not in (ATTENTION, DEEPSEEK))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_turn_can_be_said_again(name: str) -> None:
+    """States are kept where a turn begins and where it ends, so at most a page is lost."""
+    llm = open_llm(name)
+    with nothing_left(llm), llm.session(PROMPT[:17]) as session:
+        first = session.generate(DRAWN).outputs[0].token_ids
+        session.append(PROMPT[17:30])
+        session.generate(DRAWN)
+        for length in (session.num_tokens, 30 + len(first), 17 + len(first), 17):
+            session.truncate(length)
+            tokens = session.token_ids
+            with session.fork() as again:
+                output = again.generate(DRAWN)
+                assert output.num_cached_tokens >= length - 2 - llm.config.page_size
+                assert output.outputs[0].token_ids == cold(name, tokens, DRAWN)
 
 
 def test_a_cut_of_shared_pages_leaves_the_others_alone(llms: dict[str, LLM]) -> None:
