@@ -1,6 +1,5 @@
 """The pool: the one allocation that all cached layers have their views of."""
 
-import itertools
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -60,19 +59,17 @@ class Pool:
 
     def release(self, group: int, pages: Iterable[PhysicalId]) -> None:
         """Takes one holder from each of these pages; who has none left is free, unless kept."""
-        self._poison_pages(group, [p for p in pages if self.allocator.release(group, p)])
+        self._poison_pages(group, self.allocator.release(group, pages))
 
-    def drop(self, group: int, page: PhysicalId) -> None:
-        """Keeps a page no longer; without a holder it is free."""
-        if self.allocator.drop(group, page):
-            self._poison_pages(group, [page])
+    def drop(self, group: int, pages: Iterable[PhysicalId]) -> None:
+        """Keeps each of these pages no longer; without a holder it is free."""
+        self._poison_pages(group, self.allocator.drop(group, pages))
 
     def copy(self, copies: Iterable[PageCopy]) -> None:
         """Copies pages, each within its group."""
-        for group, pages in itertools.groupby(copies, key=lambda copy: copy.group):
-            view = self._page_view(self.plan.groups[group])
-            _, sources, targets = zip(*pages, strict=True)
-            view[torch.tensor(targets)] = view[torch.tensor(sources)]
+        views = [self._page_view(group) for group in self.plan.groups]
+        for group, source, target in copies:
+            views[group][target].copy_(views[group][source])
 
     def reset(self) -> None:
         """Frees all pages, whoever has them."""

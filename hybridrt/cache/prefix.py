@@ -127,7 +127,7 @@ class PrefixCache:
             self.num_nodes += 1
             for (g, _), page in zip(self.token_groups, pages, strict=True):
                 if page is not None:
-                    self._pool.allocator.keep(g, page)
+                    self._pool.allocator.keep(g, (page,))
         elif child.pages != pages or not child.is_resident:
             self._fill(child, pages)
         child.time = self._clock
@@ -142,7 +142,7 @@ class PrefixCache:
         for slot, page in enumerate(pages):
             if page is not None and held[slot] is None:
                 held[slot] = page
-                self._pool.allocator.keep(self.token_groups[slot][0], page)
+                self._pool.allocator.keep(self.token_groups[slot][0], (page,))
         node.pages = tuple(held)
         if not node.is_resident:
             node.is_resident = True
@@ -170,8 +170,8 @@ class PrefixCache:
         if most is not None and self.num_checkpoints >= most and not self._drop_least_checkpoint():
             return None
         checkpoint = Checkpoint(node, tail, states, partial, rank, self._clock)
-        for g, page in self.pages_of(checkpoint):
-            self._pool.allocator.keep(g, page)
+        for g, pages in self.pages_of(checkpoint):
+            self._pool.allocator.keep(g, pages)
         node.add_checkpoint(checkpoint)
         self.num_checkpoints += 1
         self._push(checkpoint)
@@ -249,7 +249,7 @@ class PrefixCache:
             (g, page), (node, slot) = queue.popitem(last=False)
             if node.pages[slot] == page and self._pool.allocator.is_cached(g, page):
                 node.set_page(slot, None)
-                self._pool.drop(g, page)
+                self._pool.drop(g, (page,))
                 return True
         return False
 
@@ -270,25 +270,24 @@ class PrefixCache:
         node.lost_checkpoint = True
         self.num_checkpoints -= 1
         self.num_dropped["checkpoints"] += 1
-        for g, page in self.pages_of(checkpoint):
-            self._pool.drop(g, page)
+        for g, pages in self.pages_of(checkpoint):
+            self._pool.drop(g, pages)
         self._consider(node)
         self._forget_root(node)
 
-    def pages_of(self, checkpoint: Checkpoint) -> Iterator[tuple[int, PhysicalId]]:
-        """All pages of a checkpoint, each with its group."""
-        for g, pages in checkpoint.states.items():
-            for page in pages:
-                yield g, page
-        for (g, _), page in zip(self.token_groups, checkpoint.partial, strict=True):
-            if page is not None:
-                yield g, page
+    def pages_of(self, checkpoint: Checkpoint) -> Iterator[tuple[int, list[PhysicalId]]]:
+        """All pages of a checkpoint, by group."""
+        yield from checkpoint.states.items()
+        if checkpoint.tail:
+            for (g, _), page in zip(self.token_groups, checkpoint.partial, strict=True):
+                if page is not None:
+                    yield g, [page]
 
     def _drop_pages(self, node: Node) -> None:
         for slot, (g, _) in enumerate(self.token_groups):
             page = node.pages[slot]
             if page is not None:
-                self._pool.drop(g, page)
+                self._pool.drop(g, (page,))
                 node.set_page(slot, None)
         self.num_dropped["pages"] += 1
         node.is_resident = False

@@ -1,6 +1,6 @@
 """What one sequence takes from the prefix cache, and what it leaves there."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hybridrt.cache.page_table import PageTable, PhysicalId
@@ -73,23 +73,22 @@ class Reuse:
     def retain(self, match: Match) -> list[list[PhysicalId]]:
         """Holds `shared_pages`, so that they stay, and those of the match's checkpoint."""
         shared = self.shared_pages(match)
-        for g, page in self._pages_of(match, shared):
-            self._pool.allocator.retain(g, page)
+        for g, pages in enumerate(self._with_states(match, shared)):
+            self._pool.allocator.retain(g, pages)
         return shared
 
     def release(self, match: Match, shared: list[list[PhysicalId]]) -> None:
         """Undoes `retain`."""
-        for g, page in self._pages_of(match, shared):
-            self._pool.release(g, [page])
+        for g, pages in enumerate(self._with_states(match, shared)):
+            self._pool.release(g, pages)
 
-    def _pages_of(
-        self, match: Match, shared: list[list[PhysicalId]]
-    ) -> Iterator[tuple[int, PhysicalId]]:
-        for g, pages in enumerate(shared):
-            for page in pages:
-                yield g, page
-        if match.checkpoint is not None:
-            yield from self.prefix.pages_of(match.checkpoint)
+    def _with_states(self, match: Match, shared: list[list[PhysicalId]]) -> list[list[PhysicalId]]:
+        if match.checkpoint is None:
+            return shared
+        pages = [[*own] for own in shared]
+        for g, kept in self.prefix.pages_of(match.checkpoint):
+            pages[g] += kept
+        return pages
 
     def begin(self, match: Match, salt: str | None) -> Place:
         """The place of a sequence that begins with a match, whose pages it has retained.
@@ -160,7 +159,8 @@ class Reuse:
     def _publish_states(
         self, place: Place, tables: Sequence[PageTable], tokens: Sequence[int], num_tokens: int
     ) -> None:
-        for position in sorted(p for p in place.exports if p <= num_tokens):
+        due = sorted(position for position in place.exports if position <= num_tokens)
+        for position, node in zip(due, self._nodes_before(place.node, due), strict=True):
             export = place.exports[position]
             if position == num_tokens:  # the step ended here, so it is the sequence's own state
                 own = [(g, tables[g].physical_ids) for g in self._states]
@@ -169,7 +169,7 @@ class Reuse:
                     for g, sources in own
                     for source, target in zip(sources, export.pages[g], strict=True)
                 )
-            self._leave(place, tables, tokens, position, export.pages, export.rank)
+            self._leave(place, node, tables, tokens, position, export.pages, export.rank)
             del place.exports[position]
             for g, pages in export.pages.items():
                 self._pool.release(g, pages)
@@ -182,7 +182,7 @@ class Reuse:
         groups = zip(self.prefix.token_groups, place.node.pages, pages, strict=True)
         for (g, _), page, own in groups:
             if page is not None and own is not None and page != own:
-                self._pool.allocator.retain(g, page)
+                self._pool.allocator.retain(g, [page])
                 self.num_twins += 1
                 tables[g].set(index - tables[g].num_released, page)
                 self._pool.release(g, [own])
@@ -203,7 +203,8 @@ class Reuse:
         if not self._states or place.initial is not None or not num_tokens:
             return
         states = {g: list(tables[g].physical_ids) for g in self._states}
-        self._leave(place, tables, tokens, num_tokens, states, USEFUL)
+        (node,) = self._nodes_before(place.node, [num_tokens])
+        self._leave(place, node, tables, tokens, num_tokens, states, USEFUL)
         self._supersede(place, num_tokens)
 
     def keep_states(
@@ -270,22 +271,30 @@ class Reuse:
             }
             place.exports[position] = Export(own, rank)
 
+    def _nodes_before(self, node: Node, positions: Sequence[int]) -> list[Node]:
+        """For each of these positions in order, the last node up to there on the way to a node."""
+        nodes: list[Node] = []
+        for position in reversed(positions):
+            while node.length > position:
+                assert node.parent is not None
+                node = node.parent
+            nodes.append(node)
+        return nodes[::-1]
+
     def _leave(
         self,
         place: Place,
+        node: Node,
         tables: Sequence[PageTable],
         tokens: Sequence[int],
         position: int,
         states: StateCopies,
         rank: int,
     ) -> None:
-        node, size = place.node, self.prefix.page_size
-        while node.length > position:
-            assert node.parent is not None
-            node = node.parent
+        size = self.prefix.page_size
         if node.length + size <= position:
             return  # not published so far: nothing would find it
-        tail = token_bytes(tokens[node.length : position])
+        tail = token_bytes(tokens[node.length : position]) if node.length < position else b""
         groups = self.prefix.token_groups
         partial = [_page_at(tables[g], position // size) if tail else None for g, _ in groups]
         checkpoint = self.prefix.add_checkpoint(node, tail, states, partial, rank)
@@ -294,8 +303,8 @@ class Reuse:
 
     def _forget_initial(self, place: Place) -> None:
         if place.initial is not None:
-            for g, page in self.prefix.pages_of(place.initial):
-                self._pool.release(g, [page])
+            for g, pages in self.prefix.pages_of(place.initial):
+                self._pool.release(g, pages)
             self.prefix.unpin(place.initial)
             place.initial = None
 

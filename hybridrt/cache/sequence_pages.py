@@ -300,8 +300,7 @@ class SequencePages:
         tables: list[PageTable] = []
         copies: list[PageCopy] = []
         for g, group in enumerate(self._groups):
-            for page in shared[g]:
-                self._pool.allocator.retain(g, page)
+            self._pool.allocator.retain(g, shared[g])
             table = PageTable(group.blocks_per_page, [*shared[g], *fresh[g]])
             table.num_released = parent.tables[g].num_released
             tables.append(table)

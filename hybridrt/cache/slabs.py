@@ -11,7 +11,7 @@ them lets go: it is cached, and whoever needs its room may drop it.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from hybridrt.cache.page_table import PhysicalId
 
@@ -61,17 +61,32 @@ class _Group:
         self.holders.update(dict.fromkeys(taken, 1))
         return taken
 
-    def begin_use(self, page: PhysicalId) -> None:
-        slab = page // self.pages_per_slab
-        self.in_use[slab] = self.in_use.get(slab, 0) + 1
-        self.num_in_use += 1
+    def retain(self, pages: Iterable[PhysicalId]) -> None:
+        holders, in_use = self.holders, self.in_use
+        for page in pages:
+            if not holders[page]:
+                slab = page // self.pages_per_slab
+                in_use[slab] = in_use.get(slab, 0) + 1
+                self.num_in_use += 1
+            holders[page] += 1
 
-    def end_use(self, page: PhysicalId) -> None:
-        slab = page // self.pages_per_slab
-        self.num_in_use -= 1
-        self.in_use[slab] -= 1
-        if not self.in_use[slab]:
-            del self.in_use[slab]
+    def release(self, pages: Iterable[PhysicalId]) -> list[PhysicalId]:
+        """Returns those that nobody holds or keeps now."""
+        holders, in_use = self.holders, self.in_use
+        freed: list[PhysicalId] = []
+        for page in pages:
+            assert holders[page] > 0, page
+            holders[page] -= 1
+            if holders[page]:
+                continue
+            slab = page // self.pages_per_slab
+            self.num_in_use -= 1
+            in_use[slab] -= 1
+            if not in_use[slab]:
+                del in_use[slab]
+            if page not in self.kept:
+                freed.append(page)
+        return freed
 
     def give_back(self, page: PhysicalId) -> int | None:
         """Frees a page. Returns its slab if that is free as a whole now."""
@@ -199,46 +214,39 @@ class SlabAllocator:
                 taken[g] = self._take(g, count, missing[g])
         return taken
 
-    def keep(self, group: int, page: PhysicalId) -> None:
-        """Lets a page in use stay as it is when its last holder lets go, until it is dropped.
+    def keep(self, group: int, pages: Iterable[PhysicalId]) -> None:
+        """Lets pages in use stay as they are when the last holder lets go, until dropped.
 
         Several may keep a page; as many have to drop it.
         """
         kept = self._groups[group].kept
-        kept[page] = kept.get(page, 0) + 1
+        for page in pages:
+            kept[page] = kept.get(page, 0) + 1
 
-    def drop(self, group: int, page: PhysicalId) -> bool:
-        """Keeps a page no longer. Returns whether it is free now."""
-        kept = self._groups[group].kept
-        kept[page] -= 1
-        if kept[page]:
-            return False
-        del kept[page]
-        if self._groups[group].holders[page]:
-            return False
-        self._free(group, page)
-        return True
+    def drop(self, group: int, pages: Iterable[PhysicalId]) -> list[PhysicalId]:
+        """Keeps each of these pages no longer. Returns those that are free now."""
+        kept, holders = self._groups[group].kept, self._groups[group].holders
+        freed: list[PhysicalId] = []
+        for page in pages:
+            kept[page] -= 1
+            if not kept[page]:
+                del kept[page]
+                if not holders[page]:
+                    self._free(group, page)
+                    freed.append(page)
+        return freed
 
-    def retain(self, group: int, page: PhysicalId) -> None:
-        """Adds a holder to a page in use, or to a cached one."""
-        holders = self._groups[group].holders
-        if not holders[page]:
-            self._groups[group].begin_use(page)
-            self._most_live[group] = max(self._most_live[group], self._groups[group].num_in_use)
-        holders[page] += 1
+    def retain(self, group: int, pages: Iterable[PhysicalId]) -> None:
+        """Adds a holder to each of these pages, which are in use or cached."""
+        self._groups[group].retain(pages)
+        self._most_live[group] = max(self._most_live[group], self._groups[group].num_in_use)
 
-    def release(self, group: int, page: PhysicalId) -> bool:
-        """Takes a holder from a page in use. Returns whether it is free now."""
-        pages = self._groups[group]
-        assert pages.holders[page] > 0, (group, page)
-        pages.holders[page] -= 1
-        if pages.holders[page]:
-            return False
-        pages.end_use(page)
-        if page in pages.kept:
-            return False
-        self._free(group, page)
-        return True
+    def release(self, group: int, pages: Iterable[PhysicalId]) -> list[PhysicalId]:
+        """Takes a holder from each of these pages. Returns those that are free now."""
+        freed = self._groups[group].release(pages)
+        for page in freed:
+            self._free(group, page)
+        return freed
 
     def _free(self, group: int, page: PhysicalId) -> None:
         del self._groups[group].holders[page]

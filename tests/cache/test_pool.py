@@ -38,7 +38,7 @@ def test_freed_pages_are_poisoned_and_only_they() -> None:
 def test_a_page_with_another_holder_is_not_poisoned() -> None:
     pool = pool_of([Group(48)], 4)
     page = pool.allocate([1])[0][0]
-    pool.allocator.retain(0, page)
+    pool.allocator.retain(0, [page])
     pool.release(0, [page])
     assert not pool.bytes.any()
     pool.release(0, [page])

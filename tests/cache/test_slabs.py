@@ -50,13 +50,13 @@ def test_bug_02_free_structures_stay_bounded() -> None:
         else:
             draw.shuffle(live)
             for group, page in live[len(live) // 3 :]:
-                assert allocator.release(group, page)
+                assert allocator.release(group, [page])
             del live[len(live) // 3 :]
         most = max(most, entries(allocator))
     # A page is free or live, a slab free or in one place of its group: 6 slabs, 5 pages.
     assert most <= empty + 6 * 5 + 2 * 6
     for group, page in live:
-        allocator.release(group, page)
+        allocator.release(group, [page])
     assert entries(allocator) == empty
     assert allocator.num_free_slabs == 6
 
@@ -65,7 +65,7 @@ def test_bug_02_the_slab_that_was_used_last_is_reused_last() -> None:
     allocator = SlabAllocator(4, [1])
     pages = allocator.allocate([2])[0]
     for page in reversed(pages):
-        allocator.release(0, page)
+        allocator.release(0, [page])
     never_used, then_longest_free = [2, 3], [1, 0]
     assert allocator.allocate([4])[0] == [*never_used, *then_longest_free]
 
@@ -74,33 +74,33 @@ def test_pages_come_from_the_fullest_slab_so_that_others_can_empty() -> None:
     allocator = SlabAllocator(2, [4])
     pages = allocator.allocate([8])[0]
     for page in [0, 1, 2, 4]:
-        allocator.release(0, PhysicalId(page))
+        allocator.release(0, [PhysicalId(page)])
     assert sorted(pages) == list(range(8))
     assert allocator.allocate([1])[0] == [4]  # slab 1 had one free page, slab 0 three
-    assert allocator.release(0, PhysicalId(3))
+    assert allocator.release(0, [PhysicalId(3)])
     assert allocator.num_free_slabs == 1 and allocator.slabs_of(0) == [1]
 
 
 def test_a_slab_comes_back_for_all_groups_when_its_last_page_is_free() -> None:
     allocator = SlabAllocator(1, [2, 1])
     first, second = allocator.allocate([2, 0])[0]
-    allocator.release(0, first)
+    allocator.release(0, [first])
     assert not allocator.can_allocate([0, 1])
-    allocator.release(0, second)
+    allocator.release(0, [second])
     assert allocator.allocate([0, 1]) == [[], [0]]
 
 
 def test_a_retained_page_is_free_only_when_every_holder_has_released_it() -> None:
     allocator = SlabAllocator(1, [1])
     page = allocator.allocate([1])[0][0]
-    allocator.retain(0, page)
+    allocator.retain(0, [page])
     assert allocator.references(0, page) == 2
-    assert allocator.release(0, page) is False
+    assert allocator.release(0, [page]) == []
     assert not allocator.can_allocate([1])
-    assert allocator.release(0, page) is True
+    assert allocator.release(0, [page]) == [page]
     assert allocator.references(0, page) == 0 and allocator.num_live_pages(0) == 0
     with pytest.raises(KeyError):
-        allocator.release(0, page)
+        allocator.release(0, [page])
 
 
 def test_counts_for_another_number_of_groups_are_refused() -> None:
@@ -123,7 +123,7 @@ def test_groups_never_hold_the_same_slab(
             live += [(group, page) for group, pages in enumerate(taken) for page in pages]
         elif live:
             group, page = live.pop(data.draw(st.integers(0, len(live) - 1)))
-            allocator.release(group, page)
+            allocator.release(group, [page])
         assert len(set(live)) == len(live)
         used = {(group, page // pages_per_slab[group]) for group, page in live}
         slabs = [slab for _, slab in used]

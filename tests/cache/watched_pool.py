@@ -36,9 +36,11 @@ class WatchedPool(Pool):
         for page in pages:
             self._note_if_free(group, page)
 
-    def drop(self, group: int, page: PhysicalId) -> None:
-        super().drop(group, page)
-        self._note_if_free(group, page)
+    def drop(self, group: int, pages: Iterable[PhysicalId]) -> None:
+        pages = list(pages)
+        super().drop(group, pages)
+        for page in pages:
+            self._note_if_free(group, page)
 
     def _note_if_free(self, group: int, page: PhysicalId) -> None:
         if self.allocator.references(group, page) or self.allocator.is_cached(group, page):
