@@ -157,8 +157,9 @@ class Engine:
             OutOfPages: sessions hold so many pages that none of the requests finds room.
         """
         if self._unreported:
-            late, self._unreported = self._unreported, []
-            return [self._output(name) for name in late if name in self._entries]
+            outputs = self._outputs(name for name in self._unreported if name in self._entries)
+            self._unreported = []
+            return outputs
         try:
             rows = self._scheduler.schedule()
         except BaseException:
@@ -245,7 +246,6 @@ class Engine:
 
     def _commit(self, rows: Rows[Row], results: Rows[RowResult]) -> list[RequestOutput]:
         sampled: list[Sequence] = []
-        branches: list[tuple[Sequence, Draw]] = []
         sibling_tokens: dict[str, list[int]] = {}
         for row, result in zip(rows, results, strict=True):
             sequence = row.sequence
@@ -255,18 +255,18 @@ class Engine:
                 self._note_token(sequence, result)
                 sampled.append(sequence)
             if result.siblings:
-                branches += zip(sequence.siblings, result.siblings, strict=True)
                 sibling_tokens[sequence.sequence_id] = [one.token for one in result.siblings]
+                for sibling, draw in zip(sequence.siblings, result.siblings, strict=True):
+                    self._note_token(sibling, draw)
+                    sampled.append(sibling)
         tokens = [result.token for result in results]
         for sequence in self._scheduler.commit(rows, tokens, sibling_tokens):
             self._settle(sequence)
-        for sequence, result in branches:
-            if sequence.num_output_tokens:  # otherwise it found no room, and waits
-                self._note_token(sequence, result)
-                sampled.append(sequence)
-        self._switch_rope(sampled)
-        touched = dict.fromkeys(sequence.request.request_id for sequence in sampled)
-        return [self._output(request_id) for request_id in touched]
+        for sequence in sampled:
+            if not sequence.num_output_tokens:  # a sibling that found no room, and waits
+                sequence.forget_lost_tokens()
+        self._switch_rope(sequence for sequence in sampled if sequence.num_output_tokens)
+        return self._outputs(sequence.request.request_id for sequence in sampled)
 
     def _note_token(self, sequence: Sequence, result: RowResult | Draw) -> None:
         self._entries[sequence.request.request_id].note_token()
@@ -301,18 +301,21 @@ class Engine:
                 self.pages.free(run.sequence_id)
                 run.num_computed = 0
             self._scheduler.adopt(run)
-        return self._output(run.request.request_id)
+        return self._outputs([run.request.request_id])[0]
 
     def _settle(self, sequence: Sequence) -> None:
         """A held sequence takes over what its run has come to."""
         if isinstance(sequence, HeldRun):
             self.held.settle(sequence)
 
-    def _output(self, request_id: str) -> RequestOutput:
-        entry = self._entries[request_id]
-        if entry.finished:
-            del self._entries[request_id]
-        return entry.output()
+    def _outputs(self, request_ids: Iterable[str]) -> list[RequestOutput]:
+        """What is known of these requests, of which those that are over are forgotten."""
+        entries = {request_id: self._entries[request_id] for request_id in request_ids}
+        outputs = [entry.output() for entry in entries.values()]
+        for request_id, entry in entries.items():
+            if entry.finished:
+                del self._entries[request_id]
+        return outputs
 
     def _seed(self, request: Request) -> int:
         seed = request.sampling_params.seed

@@ -41,7 +41,7 @@ class HeldRun(Sequence):
     def append(self, token: int) -> None:
         """As of every sequence, but where nothing is generated the first token ends the run."""
         if self.computes_only:
-            self._finish("length", None)
+            self.finish_reason = "length"
         else:
             Sequence.append(self, token)
 

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from hybridrt.request import SamplingParams
 
-
 _MASK = 2**64 - 1
 
 

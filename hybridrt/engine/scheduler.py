@@ -155,10 +155,11 @@ class Scheduler:
     def remove(self, sequence: Sequence) -> None:
         """Takes out a sequence, finished or not, and frees its pages."""
         self._cramped.discard(sequence.sequence_id)
-        if self._running.pop(sequence.sequence_id, None) is None:
-            self._waiting.pop(sequence.sequence_id, None)  # not there: a sibling, to be branched
-        else:
+        if sequence.sequence_id in self._running:
             self._pages.finish(sequence.sequence_id, sequence.token_ids)
+            del self._running[sequence.sequence_id]
+        else:
+            self._waiting.pop(sequence.sequence_id, None)  # not there: a sibling, to be branched
 
     def preempt(self, sequence: Sequence, *, has_failed: bool = False) -> None:
         """Takes the pages of a running sequence, which will be computed again.
@@ -166,11 +167,11 @@ class Scheduler:
         What the prefix cache can keep of them it finds there, unless a step has failed that
         may have changed its states.
         """
-        del self._running[sequence.sequence_id]
         if has_failed:
             self._pages.free(sequence.sequence_id)
         else:
             self._pages.finish(sequence.sequence_id, sequence.token_ids)
+        del self._running[sequence.sequence_id]
         sequence.num_computed = 0
         sequence.num_preemptions += 1
         self._waiting[sequence.sequence_id] = sequence

@@ -93,14 +93,16 @@ class Sequence:
         num_tokens = len(self.token_ids)
         may_stop = num_tokens > self._least_tokens
         if may_stop and token in self._stop_tokens:
-            explicit = token in self.params.stop_token_ids
-            self._finish("stop", token if explicit else None)
-            return
-        stop = self.detokenizer.append((token,), may_stop)
-        if stop is not None:
-            self._finish("stop", stop)
-        elif num_tokens >= self._most_tokens:
-            self._finish("length", None)
+            self.finish_reason = "stop"
+            self.stop_reason = token if token in self.params.stop_token_ids else None
+        else:
+            stop = self.detokenizer.append((token,), may_stop)
+            if stop is not None:
+                self.finish_reason, self.stop_reason = "stop", stop
+            elif num_tokens >= self._most_tokens:
+                self.finish_reason = "length"
+        if self.finish_reason is not None:
+            self.detokenizer.finish()
 
     def forget_lost_tokens(self) -> None:
         """Keeps logprobs of those tokens alone that were taken in."""
@@ -120,11 +122,6 @@ class Sequence:
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
         )
-
-    def _finish(self, reason: FinishReason, stop_reason: str | int | None) -> None:
-        self.finish_reason = reason
-        self.stop_reason = stop_reason
-        self.detokenizer.finish()
 
 
 def tree_name(salt: str | None, num_tokens: int, rope_switch_length: int | None) -> str | None:

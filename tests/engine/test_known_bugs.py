@@ -89,7 +89,7 @@ def test_a_batch_says_of_every_token_where_it_stands() -> None:
     assert np.diff(batch.cu_seqlens_q).tolist() == batch.query_lens.tolist()
 
 
-HOSTS = ("query_lens", "context_lens")
+HOSTS = ("query_lens", "context_lens", "follows")
 
 
 def converted(batch: ForwardBatch, convert: Any) -> ForwardBatch:
