@@ -5,8 +5,9 @@
 Of each model, all in one process, the runs of what is compared taking turns:
 
     first token   a prompt of 1,500 shared tokens and 32 of its own, with the prefix cache:
-                  `cold` shares nothing, `hit` has the 1,500 from an earlier one, `again` is
-                  that prompt again
+                  `cold` shares nothing, `hit` has the 1,500 from an earlier one, `next` is
+                  another such hit right behind it, when the processor's own caches have come
+                  over the cold prompt, and `again` is that prompt again
     prefill       the cold prompt with the prefix cache (pages taken in, states exported every
                   128 tokens) and without
     throughput    8 prompts of 256 tokens and 32 output tokens each, nothing shared, with the
@@ -40,6 +41,7 @@ SHARED, OWN = 1500, 32
 BATCH, PROMPT, OUTPUT = 8, 256, 32
 HERE = Path(__file__).resolve().parent
 COMMAND = "python benchmarks/first_token.py"
+WARM = ("hit", "next", "again")
 LEAST_SPEEDUP, MOST_COST = 10, 0.02
 
 Row = dict[str, Any]
@@ -64,17 +66,21 @@ def first_token(pair: Pair, runs: int) -> Row:
     shared = pair.tokens(SHARED)
     for _ in range(3):  # the second leaves a checkpoint where the shared tokens end
         _seconds(pair.on, [shared + pair.tokens(OWN)], 1)
-    cold, hit, again, cached = [], [], [], []
+    times: dict[str, list[float]] = {}
+    cached: dict[str, int] = {}
     for _ in range(runs):
-        cold.append(_seconds(pair.on, [pair.tokens(SHARED + OWN)], 1)[0])
         prompt = shared + pair.tokens(OWN)
-        for found in (hit, again):
-            seconds, tokens = _seconds(pair.on, [prompt], 1)
-            found.append(seconds)
-            cached.append(tokens)
-    medians = [statistics.median(found) for found in (cold, hit, again)]
-    named = dict(zip(("cold", "hit", "again"), medians, strict=True))
-    return named | {"cached": cached[0], "cached_again": cached[1]}
+        prompts = {
+            "cold": pair.tokens(SHARED + OWN),
+            "hit": shared + pair.tokens(OWN),
+            "next": prompt,
+            "again": prompt,
+        }
+        for name, one in prompts.items():
+            seconds, cached[name] = _seconds(pair.on, [one], 1)
+            times.setdefault(name, []).append(seconds)
+    medians = {name: statistics.median(found) for name, found in times.items()}
+    return medians | {f"cached_{name}": tokens for name, tokens in cached.items()}
 
 
 def cost(pair: Pair, runs: int, prompts: Callable[[], list[list[int]]], output: int) -> Row:
@@ -117,7 +123,8 @@ def document(rows: list[Row], about: Mapping[str, Any]) -> str:
     """The tables as Markdown."""
     head = [f"`{COMMAND}`", ", ".join(f"{name} {value}" for name, value in about.items())]
     firsts = [[row["model"], *_first_cells(row["first_token"])] for row in rows]
-    heads = ["model", "cold, ms", "hit, ms", "ratio", "cached", "again, ms", "ratio", "cached"]
+    heads = ["model", "cold, ms"]
+    heads += [head for name in WARM for head in (f"{name}, ms", "ratio", "cached")]
     first = f"First token of a prompt of {SHARED:,} shared tokens and {OWN} of its own (aim: a"
     first += f" hit {LEAST_SPEEDUP} times sooner)."
     costs = [
@@ -135,8 +142,9 @@ def document(rows: list[Row], about: Mapping[str, Any]) -> str:
 
 def _first_cells(row: Row) -> list[str]:
     cells = [f"{1000 * row['cold']:,.1f}"]
-    for name, cached in (("hit", "cached"), ("again", "cached_again")):
-        cells += [f"{1000 * row[name]:,.1f}", f"{row['cold'] / row[name]:.1f}", f"{row[cached]:,}"]
+    for name in WARM:
+        cells += [f"{1000 * row[name]:,.1f}", f"{row['cold'] / row[name]:.1f}"]
+        cells.append(f"{row[f'cached_{name}']:,}")
     return cells
 
 

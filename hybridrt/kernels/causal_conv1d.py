@@ -35,6 +35,10 @@ def causal_conv1d(
     before it has left; see `Rows`. What stands in any other page is not changed.
     """
     args = (x, weight, bias, conv_state, pages, initial_pages, batch, activation)
+    if backend == "numba":
+        from hybridrt.kernels.cpu import causal_conv1d as cpu
+
+        return cpu.causal_conv1d(*args)
     if backend == "mamba_ssm" and weight.shape[1] in _WIDTHS_OF_PACKAGE:
         from hybridrt.kernels.cuda import causal_conv1d as cuda
 

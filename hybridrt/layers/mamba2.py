@@ -4,7 +4,7 @@ from math import inf
 from typing import Annotated
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float32
 from pydantic import BeforeValidator, PositiveInt, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -107,7 +107,7 @@ class Mamba2(CachedLayer):
         x, B, C = xBC.split([self.inner, group_size, group_size], dim=-1)
         y = ssd(
             x.unflatten(-1, (cfg.num_heads, -1)),
-            F.softplus(dt.float() + self.dt_bias).clamp(*cfg.time_step_limit),
+            self._steps(dt),
             -torch.exp(self.A_log),
             B.unflatten(-1, (cfg.n_groups, -1)),
             C.unflatten(-1, (cfg.n_groups, -1)),
@@ -120,3 +120,9 @@ class Mamba2(CachedLayer):
             self.state_backend,
         )
         return self.out_proj(self.norm(y.flatten(1), z))
+
+    def _steps(self, dt: Float[Tensor, "tokens heads"]) -> Float32[Tensor, "tokens heads"]:
+        """The step of each head, positive and within its limits."""
+        steps = F.softplus(dt.float() + self.dt_bias)
+        limits = self.config.time_step_limit
+        return steps if limits == (0.0, inf) else steps.clamp(*limits)

@@ -106,9 +106,9 @@ class MLA(TokenCached):
         c_kv, k_pe = self.kv_a_proj_with_mqa(x).split(
             [cfg.kv_lora_rank, cfg.qk_rope_head_dim], dim=-1
         )
-        q_pe = self.rope.apply(q_pe, batch.rope_positions)
-        k_pe = self.rope.apply(k_pe[:, None], batch.rope_positions)[:, 0]
-        new_tokens = (self.kv_a_layernorm(c_kv), k_pe)
+        heads = torch.cat([q_pe, k_pe[:, None]], dim=1)
+        q_pe, k_pe = self.rope.apply(heads, batch.rope_positions).tensor_split([-1], dim=1)
+        new_tokens = (self.kv_a_layernorm(c_kv), k_pe[:, 0])
         return self.o_proj(self.update_and_attend((q_nope, q_pe), new_tokens, batch).flatten(1))
 
     def _queries(self, x: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens heads qk_dim"]:

@@ -128,10 +128,40 @@ def test_without_activation_it_is_the_sum_itself(
         _check(lengths, dtype, device, backend, 16, width, has_bias, activated=False)
 
 
-@pytest.mark.parametrize(("channels", "width"), [(1, 4), (33, 3), (7, 1), (5, 7), (200, 2)])
+SIZES = [(1, 4), (33, 3), (7, 1), (5, 7), (300, 2)]
+
+
+@pytest.mark.parametrize(("channels", "width"), SIZES)
 def test_odd_sizes(device: str, dtype: torch.dtype, channels: int, width: int) -> None:
     lengths = Ragged(((3, 1), (0, 9), (5, 2), (0, 1)), 1)
     _check(lengths, dtype, device, channels=channels, width=width)
+
+
+@pytest.mark.parametrize(("channels", "width"), SIZES)
+def test_odd_sizes_in_numba(channels: int, width: int) -> None:
+    lengths = Ragged(((3, 1), (0, 9), (5, 2), (0, 1)), 1)
+    _check(lengths, torch.float32, "cpu", "numba", channels, width)
+
+
+@pytest.mark.parametrize("backend", ["reference", "numba"])
+def test_inputs_may_be_a_part_of_wider_rows(backend: StateBackend) -> None:
+    draw = torch.Generator().manual_seed(0)
+    wide, weight = torch.randn(9, 30, generator=draw), torch.randn(16, 4, generator=draw)
+    batch = make_batch([Row(0, 9, page=1)], num_decodes=0)
+    outs = [
+        causal_conv1d(x, weight, None, torch.zeros(2, 3, 16), *pages_of(batch), batch, backend)
+        for x in (wide[:, 5:21], wide[:, 5:21].contiguous(), wide.t().contiguous().t()[:, 5:21])
+    ]
+    assert torch.equal(outs[0], outs[1]) and torch.equal(outs[0], outs[2])
+
+
+def test_silu_in_numba_is_silu_however_large_its_argument() -> None:
+    x = torch.cat([torch.linspace(-20, 20, 999), torch.tensor([-1e30, -1000, -88, 88, 1e30])])
+    batch = make_batch([Row(0, len(x), page=0)], num_decodes=0)
+    state = torch.zeros(1, 1, 1)
+    weight = torch.tensor([[0.0, 1.0]])
+    out = causal_conv1d(x[:, None], weight, None, state, *pages_of(batch), batch, "numba")
+    torch.testing.assert_close(out[:, 0], torch.nn.functional.silu(x), rtol=1e-5, atol=1e-30)
 
 
 def test_bug_09_a_chunk_goes_on_from_the_inputs_before_it(

@@ -3,7 +3,12 @@
 import pytest
 import torch
 
-from hybridrt.kernels.reference.states import load_states, prefill_states, store_states
+from hybridrt.kernels.reference.states import (
+    load_states,
+    prefill_chunks,
+    prefill_states,
+    store_states,
+)
 from tests.harness.batches import STATES, Row, make_batch, pages_of
 
 
@@ -78,6 +83,12 @@ def test_a_turn_ends_where_a_row_follows(
 ) -> None:
     batch = make_batch(rows, num_decodes=num_decodes)
     assert batch.turns == [slice(*turn) for turn in turns]
+
+
+def test_a_chunk_is_a_row_with_those_that_follow() -> None:
+    chunks = prefill_chunks(make_batch(CUT, num_decodes=1))
+    assert [[row.row for row in chunk] for chunk in chunks] == [[1], [2, 3, 4], [5]]
+    assert prefill_chunks(make_batch(CUT[:1], num_decodes=1)) == []
 
 
 def test_a_row_that_follows_gets_what_the_row_before_it_makes(device: str) -> None:

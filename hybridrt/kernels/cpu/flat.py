@@ -1,31 +1,32 @@
-"""For numba kernels that change states in their pages."""
+"""For numba kernels that read rows where they are, and change states in their pages."""
+
+from math import prod
 
 import numpy as np
-import torch
-from jaxtyping import Float, Int64, Shaped
+from jaxtyping import Float, Int64
 from torch import Tensor
 
+Elements = Float[np.ndarray, " elements"]
+Offsets = Int64[np.ndarray, " rows"]
 
-def flat_pages(
-    cache: Float[Tensor, "  pages *state"], pages: Int64[Tensor, " rows"]
-) -> tuple[Float[np.ndarray, " elements"], Int64[np.ndarray, " rows"]]:
-    """The whole storage that `cache` is a view of, and where each row's state begins in it.
 
-    So numba can index and vectorise the rows of strided pages. A state's own elements stand
-    one behind the other.
+def flat_rows(tensor: Float[Tensor, "  rows *row"]) -> Elements:
+    """All elements from a tensor's first to its last, whatever stands between its rows.
+
+    So numba can index and vectorise rows that are far apart: row i begins at
+    `i * tensor.stride(0)`. The elements of a row stand one behind the other.
     """
-    storage = cache.untyped_storage()
-    elements = storage.nbytes() // cache.itemsize
-    flat = torch.empty(0, dtype=cache.dtype).set_(storage, 0, (elements,), (1,))
-    offsets = pages.numpy() * cache.stride(0) + cache.storage_offset()
-    return flat.numpy(), offsets
+    rows, *row = tensor.shape
+    length = (rows - 1) * tensor.stride(0) + prod(row) if tensor.numel() else 0
+    return tensor.as_strided((length,), (1,)).numpy()
 
 
-def move_states(
-    cache: Shaped[Tensor, "  pages *state"],
+def row_starts(
+    cache: Float[Tensor, "  pages *state"],
     pages: Int64[Tensor, " rows"],
     initial_pages: Int64[Tensor, " rows"],
-) -> None:
-    """Copies the state that each row starts from into its own page, where that is another."""
-    moves = pages != initial_pages
-    cache[pages[moves]] = cache[initial_pages[moves]]
+) -> tuple[Offsets, Offsets]:
+    """Where in `flat_rows` the states begin that rows start from, and those that they leave."""
+    targets = pages.numpy() * cache.stride(0)
+    same = initial_pages is pages
+    return targets if same else initial_pages.numpy() * cache.stride(0), targets

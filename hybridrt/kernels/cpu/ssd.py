@@ -12,7 +12,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from hybridrt.batch import Rows
-from hybridrt.kernels.cpu.flat import flat_pages, move_states
+from hybridrt.kernels.cpu.flat import flat_rows, row_starts
 from hybridrt.kernels.reference import ssd as reference
 
 
@@ -34,14 +34,9 @@ def ssd(
         return reference.ssd(x, dt, A, B, C, D, ssm_state, pages, initial_pages, batch, chunk_size)
     y = torch.empty(x.shape, dtype=torch.float32)
     inputs = [_array(part) for part in (x, dt, torch.exp(dt.float() * A), B, C, D)]
-    flat, offsets = flat_pages(ssm_state, pages)
-    cu_seqlens, has_initial = batch.cu_seqlens_q.numpy(), batch.has_initial_state.numpy()
-    out = y.numpy()
-    for rows in batch.turns:
-        if rows.stop > batch.num_decodes:
-            move_states(ssm_state, pages[rows], initial_pages[rows])
-        of_rows = (cu_seqlens[rows.start : rows.stop + 1], has_initial[rows], offsets[rows])
-        _scan(*inputs, *of_rows, flat, out)  # pyright: ignore[reportCallIssue]
+    rows = (batch.cu_seqlens_q, batch.has_initial_state, batch.follows)
+    of_rows = [*(part.numpy() for part in rows), *row_starts(ssm_state, pages, initial_pages)]
+    _scan(*inputs, *of_rows, flat_rows(ssm_state), y.numpy())  # pyright: ignore[reportCallIssue]
     return y.to(x.dtype)
 
 
@@ -51,23 +46,34 @@ def _array(part: Tensor) -> np.ndarray:
 
 @numba.njit(parallel=True, fastmath={"contract", "reassoc", "nsz", "arcp"}, cache=True)
 @no_type_check
-def _scan(x, dt, decay, B, C, D, cu_seqlens, has_initial, offsets, states, y):  # pragma: no cover
+def _scan(  # pragma: no cover
+    x, dt, decay, B, C, D, cu_seqlens, has_initial, follows, sources, targets, states, y
+):
     heads, head_dim = x.shape[1:]
     groups, state_size = B.shape[1:]
-    for i in numba.prange(len(offsets) * heads):
-        row, head = i // heads, i % heads
+    rows = len(targets)
+    for i in numba.prange(rows * heads):
+        first, head = i // heads, i % heads
+        if follows[first]:
+            continue
+        last = first + 1
+        while last < rows and follows[last]:
+            last += 1
         group = head // (heads // groups)
         for p in range(head_dim):
-            start = offsets[row] + (head * head_dim + p) * state_size
-            h = states[start : start + state_size]
-            if not has_initial[row]:
-                h[:] = 0
-            for t in range(cu_seqlens[row], cu_seqlens[row + 1]):
-                kept = decay[t, head]
-                update = dt[t, head] * x[t, head, p]
-                total = np.float32(0)
-                for n in range(state_size):
-                    new = h[n] * kept + update * B[t, group, n]
-                    h[n] = new
-                    total += new * C[t, group, n]
-                y[t, head, p] = total + D[head] * x[t, head, p]
+            place = (head * head_dim + p) * state_size
+            for row in range(first, last):
+                h = states[targets[row] + place : targets[row] + place + state_size]
+                if not has_initial[row]:
+                    h[:] = 0
+                elif sources[row] != targets[row]:
+                    h[:] = states[sources[row] + place : sources[row] + place + state_size]
+                for t in range(cu_seqlens[row], cu_seqlens[row + 1]):
+                    kept = decay[t, head]
+                    update = dt[t, head] * x[t, head, p]
+                    total = np.float32(0)
+                    for n in range(state_size):
+                        new = h[n] * kept + update * B[t, group, n]
+                        h[n] = new
+                        total += new * C[t, group, n]
+                    y[t, head, p] = total + D[head] * x[t, head, p]

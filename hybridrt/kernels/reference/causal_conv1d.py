@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from hybridrt.batch import Rows
-from hybridrt.kernels.reference.states import prefill_states, store_states
+from hybridrt.kernels.reference.states import load_states, prefill_chunks, store_states
 
 
 def causal_conv1d(
@@ -28,10 +28,16 @@ def causal_conv1d(
         window = torch.cat([conv_state[pages[:n]].to(x.dtype), x[:n, None]], dim=1)
         out[:n] = (window * weight.t()).sum(1)
         store_states(conv_state, pages[:n], window[:, 1:])
-    for row, history in prefill_states(conv_state, pages, initial_pages, batch, x.dtype):
-        window = torch.cat([history, x[row.start : row.stop]])
-        out[row.start : row.stop] = _convolve(window, weight)
-        history.copy_(window[len(window) - len(history) :])
+    for rows in prefill_chunks(batch):
+        start, stop = rows[0].start, rows[-1].stop
+        first = slice(rows[0].row, rows[0].row + 1)
+        (history,) = load_states(conv_state, initial_pages, batch, first, x.dtype)
+        window = torch.cat([history, x[start:stop]])
+        out[start:stop] = _convolve(window, weight)
+        for row in rows:  # a state is inputs as they are: it needs no step of its own
+            end = row.stop - start
+            state = window[None, end : end + len(history)]
+            store_states(conv_state, pages[row.row : row.row + 1], state)
     if bias is not None:
         out = out + bias
     return out if activation is None else silu(out)

@@ -98,14 +98,14 @@ def _absorb(
     w_uk: Float[Tensor, "heads nope_dim rank"],
 ) -> Float[Tensor, "tokens heads latent_dim"]:
     """Queries that can be compared with latents."""
-    q_latent = torch.einsum("thn,hnc->thc", q_nope, w_uk)
+    q_latent = torch.matmul(q_nope.transpose(0, 1), w_uk).transpose(0, 1)
     return torch.cat([q_latent, q_pe], dim=-1)
 
 
 def _expand_values(
     latent: Float[Tensor, "tokens heads rank"], w_uv: Float[Tensor, "heads v_dim rank"]
 ) -> Float[Tensor, "tokens heads v_dim"]:
-    return torch.einsum("thc,hvc->thv", latent, w_uv)
+    return torch.matmul(latent.transpose(0, 1), w_uv.transpose(1, 2)).transpose(0, 1)
 
 
 def _decode(

@@ -54,3 +54,16 @@ def prefill_states(
         states = load_states(cache, initial_pages, batch, rows, dtype)
         yield from zip(prefills[rows.start - n : rows.stop - n], states, strict=True)
         store_states(cache, pages[rows], states)
+
+
+def prefill_chunks(batch: Rows) -> list[list[Prefill]]:
+    """The prefill rows, each chunk with those that follow in one list."""
+    chunks: list[list[Prefill]] = []
+    prefills = batch.prefills
+    follows = batch.follows.numpy()[batch.num_decodes :].tolist()
+    for row, goes_on in zip(prefills, follows, strict=True):
+        if goes_on:
+            chunks[-1].append(row)
+        else:
+            chunks.append([row])
+    return chunks
