@@ -62,7 +62,8 @@ class Session:
             engine.max_model_len,
             engine.model.config.vocab_size,
         )
-        return cls(engine, engine.held.restore(saved), run)
+        with engine.repairing():
+            return cls(engine, engine.held.restore(saved), run)
 
     def __enter__(self) -> "Session":
         return self
@@ -158,7 +159,9 @@ class Session:
         Raises:
             OutOfPages: there is no room for the copies; nothing was changed.
         """
-        child = self._engine.held.fork(self._idle())
+        held = self._idle()
+        with self._engine.repairing():
+            child = self._engine.held.fork(held)
         return Session(self._engine, child, self._run)
 
     def truncate(self, num_tokens: int, recompute: bool = False) -> None:
@@ -182,7 +185,8 @@ class Session:
                 f"{held.name}: the cache can't go back to {num_tokens} tokens; the nearest are "
                 f"{below} and {above}; truncate({num_tokens}, recompute=True) computes them again"
             )
-        self._engine.held.truncate(held, num_tokens)
+        with self._engine.repairing():
+            self._engine.held.truncate(held, num_tokens)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes it to a safetensors file, for `llm.load_session`.
@@ -204,7 +208,8 @@ class Session:
             return
         if self._held.run is not None:
             self._engine.abort(self._held.run.request.request_id)
-        self._engine.held.close(self._held)
+        with self._engine.repairing():
+            self._engine.held.close(self._held)
 
     def _append(self, given: ParsedPrompt) -> None:
         held, token_ids = self._held, given.token_ids
@@ -220,7 +225,8 @@ class Session:
                 f"{held.name}: with {len(token_ids)} tokens more it would have {total}; "
                 f"with max_model_len={most} it can have {most}"
             )
-        self._engine.held.append(held, list(token_ids))
+        with self._engine.repairing():
+            self._engine.held.append(held, list(token_ids))
 
     def _read(self, plan: LayerPlan) -> dict[str, Tensor]:
         held = self._compute()

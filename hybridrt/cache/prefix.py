@@ -32,6 +32,7 @@ class PrefixCache:
 
     def __init__(self, pool: Pool, page_size: int, checkpoint_bytes: int | None = None) -> None:
         self._pool = pool
+        self._keep = pool.allocator.keep
         self._checkpoint_bytes = checkpoint_bytes
         self.page_size = page_size
         groups = list(enumerate(pool.plan.groups))
@@ -125,9 +126,9 @@ class PrefixCache:
             node.add_child(child)
             node.num_resident += 1
             self.num_nodes += 1
-            for (g, _), page in zip(self.token_groups, pages, strict=True):
+            for slot, page in enumerate(pages):
                 if page is not None:
-                    self._pool.allocator.keep(g, (page,))
+                    self._keep(self.token_groups[slot][0], (page,))
         elif child.pages != pages or not child.is_resident:
             self._fill(child, pages)
         child.time = self._clock
@@ -142,7 +143,7 @@ class PrefixCache:
         for slot, page in enumerate(pages):
             if page is not None and held[slot] is None:
                 held[slot] = page
-                self._pool.allocator.keep(self.token_groups[slot][0], (page,))
+                self._keep(self.token_groups[slot][0], (page,))
         node.pages = tuple(held)
         if not node.is_resident:
             node.is_resident = True
@@ -171,7 +172,7 @@ class PrefixCache:
             return None
         checkpoint = Checkpoint(node, tail, states, partial, rank, self._clock)
         for g, pages in self.pages_of(checkpoint):
-            self._pool.allocator.keep(g, pages)
+            self._keep(g, pages)
         node.add_checkpoint(checkpoint)
         self.num_checkpoints += 1
         self._push(checkpoint)
@@ -199,8 +200,12 @@ class PrefixCache:
         """
         page = node.pages[slot]
         if page is not None:
-            queue = self._last if at_end or node.is_wanted else self._behind
-            queue[self.token_groups[slot][0], page] = (node, slot)
+            key = (self.token_groups[slot][0], page)
+            if at_end or node.is_wanted:
+                self._behind.pop(key, None)
+                self._last[key] = (node, slot)
+            elif key not in self._last:
+                self._behind[key] = (node, slot)
 
     def data(self) -> dict[str, int]:
         """What is there now, and what was dropped so far."""
@@ -287,6 +292,8 @@ class PrefixCache:
         for slot, (g, _) in enumerate(self.token_groups):
             page = node.pages[slot]
             if page is not None:
+                self._behind.pop((g, page), None)
+                self._last.pop((g, page), None)
                 self._pool.drop(g, (page,))
                 node.set_page(slot, None)
         self.num_dropped["pages"] += 1

@@ -7,11 +7,10 @@ hangs on the node behind which it stands, up to a page's tokens further on, and 
 of every state.
 """
 
+from array import array
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
-
-import numpy as np
 
 from hybridrt.cache.page_table import PhysicalId
 from hybridrt.cache.plan import GroupPlan
@@ -152,7 +151,7 @@ Missing = tuple[Hashable, bytes]
 
 def token_bytes(tokens: Sequence[int]) -> bytes:
     """Tokens as the tree compares them."""
-    return np.asarray(tokens, np.int32).tobytes()
+    return array("i", tokens).tobytes()
 
 
 class Finder:

@@ -53,6 +53,7 @@ class Reuse:
         self._pool = pool
         self._groups = pool.plan.groups
         self._states = [g for g, _ in prefix.state_groups]
+        self.has_states = bool(self._states)
         self._in_flight: set[Missing] = set()
         self.num_twins = 0
         """Pages of sequences that were replaced by others with the same tokens."""
@@ -212,7 +213,8 @@ class Reuse:
     ) -> None:
         """Leaves a copy of the states of a sequence that goes on later, in pages that are free."""
         self.publish(place, tables, tokens, num_tokens)
-        self.reserve(place, [num_tokens], rank=USEFUL, only_idle=True)
+        if self.has_states:
+            self.reserve(place, [num_tokens], rank=USEFUL, only_idle=True)
         if place.exports:
             self._publish_states(place, tables, tokens, num_tokens)
             self._supersede(place, num_tokens)
@@ -247,10 +249,8 @@ class Reuse:
 
         With `only_idle` nothing else is dropped for them.
         """
-        if not self._states:
-            return
         most = self.prefix.most_checkpoints
-        wanted = [position for position in positions if position not in place.exports]
+        wanted = [p for p in dict.fromkeys(positions) if p not in place.exports]
         if most is not None:
             wanted = wanted[: max(0, most - len(place.exports))]
         while wanted:

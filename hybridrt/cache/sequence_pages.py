@@ -170,16 +170,18 @@ class SequencePages:
             self.prefix.make_room(counts)
         return self._pool.allocate(counts)
 
-    def reserve_exports(self, sequence: str, positions: Sequence[int], *, is_useful: bool) -> None:
+    def reserve_exports(
+        self, sequence: str, wanted: Sequence[int], regular: Sequence[int] = ()
+    ) -> None:
         """Takes pages for the states at these positions, which next steps leave in the cache.
 
-        As many as there are, the first positions first. Those that are not known to be
-        useful take only pages that are free.
+        As many as there are, the first positions first. Those that are `regular` and not
+        known to be of use take only pages that are free.
         """
         entry = self._entries[sequence]
-        if entry.place is not None and self._reuse is not None:
-            rank = USEFUL if is_useful else SUPERSEDED
-            self._reuse.reserve(entry.place, positions, rank=rank, only_idle=not is_useful)
+        if entry.place is not None and self._reuse is not None and self._reuse.has_states:
+            self._reuse.reserve(entry.place, wanted, rank=USEFUL, only_idle=False)
+            self._reuse.reserve(entry.place, regular, rank=SUPERSEDED, only_idle=True)
             self._settle(sequence, entry)
 
     def forget_exports(self) -> bool:
@@ -297,17 +299,16 @@ class SequencePages:
         parent = self._entries[sequence]
         shared, copied = self._fork_pages(parent)
         fresh = self._allocate([len(pages) for pages in copied])
-        tables: list[PageTable] = []
-        copies: list[PageCopy] = []
-        for g, group in enumerate(self._groups):
+        tables = self._tables([[*s, *f] for s, f in zip(shared, fresh, strict=True)])
+        for g, table in enumerate(tables):
             self._pool.allocator.retain(g, shared[g])
-            table = PageTable(group.blocks_per_page, [*shared[g], *fresh[g]])
             table.num_released = parent.tables[g].num_released
-            tables.append(table)
-            pairs = zip(copied[g], fresh[g], strict=True)
-            copies += [PageCopy(g, source, target) for source, target in pairs]
-        self._pool.copy(copies)
-        entry = _Entry(tuple(tables), num_committed=parent.num_committed)
+        self._pool.copy(
+            PageCopy(g, source, target)
+            for g, (sources, targets) in enumerate(zip(copied, fresh, strict=True))
+            for source, target in zip(sources, targets, strict=True)
+        )
+        entry = _Entry(tables, num_committed=parent.num_committed)
         if parent.place is not None and self._reuse is not None:
             entry.place = self._reuse.fork(parent.place)
         self._entries[child] = entry

@@ -1,8 +1,9 @@
 """The engine: `schedule -> run -> commit`, one step at a time."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Rows
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -140,12 +141,22 @@ class Engine:
         run = self._sequence(request, 0, derive_seed(self._seed(request), 0), HeldRun)
         run.sequence_id, run.computes_only = held.name, params is None
         self._num_requests += params is not None
-        self.held.begin(held, run)
-        self._entries[request_id] = Entry(request, [run])
-        if params is None or not held.complete:
-            self._scheduler.adopt(run)
-            return None
-        return self._begin_with_token(run)
+        output: RequestOutput | None = None
+        try:
+            with self.repairing():
+                self.held.begin(held, run)
+                self._entries[request_id] = Entry(request, [run])
+                if params is not None and held.complete:
+                    output = self._begin_with_token(run)
+                else:
+                    self._scheduler.adopt(run)
+        except BaseException:
+            self._entries.pop(request_id, None)
+            held.run = None
+            raise
+        if output is not None and output.finished:
+            del self._entries[request_id]
+        return output
 
     def step(self) -> list[RequestOutput]:
         """Runs one step and returns the requests that it changed.
@@ -159,7 +170,18 @@ class Engine:
         if self._unreported:
             outputs = self._outputs(name for name in self._unreported if name in self._entries)
             self._unreported = []
-            return outputs
+        else:
+            try:
+                outputs = self._advance()
+            except BaseException:
+                self._unreported = [name for name, entry in self._entries.items() if entry.finished]
+                raise
+        for output in outputs:
+            if output.finished:
+                del self._entries[output.request_id]
+        return outputs
+
+    def _advance(self) -> list[RequestOutput]:
         try:
             rows = self._scheduler.schedule()
         except BaseException:
@@ -188,11 +210,29 @@ class Engine:
 
     def abort(self, request_id: str) -> None:
         """Drops a request and frees its pages. One that is not there is left alone."""
-        entry = self._entries.pop(request_id, None)
-        for sequence in entry.sequences if entry else ():
-            if sequence.finish_reason is None:
-                self._scheduler.remove(sequence)
-                self._settle(sequence)
+        entry = self._entries.get(request_id)
+        if entry is None:
+            return
+        with self.repairing():
+            for sequence in entry.sequences:
+                if sequence.finish_reason is None:
+                    self._scheduler.remove(sequence)
+                    self._settle(sequence)
+        del self._entries[request_id]
+
+    @contextmanager
+    def repairing(self) -> Iterator[None]:
+        """For what changes the cache between steps: if it breaks off, everything starts over.
+
+        A `ValueError` or `OutOfPages` says that nothing was changed.
+        """
+        try:
+            yield
+        except (ValueError, OutOfPages):
+            raise
+        except BaseException:
+            self._start_over()
+            raise
 
     def export_request(self, request_id: str) -> RequestInFlight:
         """A copy of a request and of its pages, for `import_request`. It goes on here too.
@@ -242,7 +282,6 @@ class Engine:
         for entry in self._entries.values():
             for sequence in entry.sequences:
                 sequence.forget_lost_tokens()
-        self._unreported = [name for name, entry in self._entries.items() if entry.finished]
 
     def _commit(self, rows: Rows[Row], results: Rows[RowResult]) -> list[RequestOutput]:
         sampled: list[Sequence] = []
@@ -309,13 +348,7 @@ class Engine:
             self.held.settle(sequence)
 
     def _outputs(self, request_ids: Iterable[str]) -> list[RequestOutput]:
-        """What is known of these requests, of which those that are over are forgotten."""
-        entries = {request_id: self._entries[request_id] for request_id in request_ids}
-        outputs = [entry.output() for entry in entries.values()]
-        for request_id, entry in entries.items():
-            if entry.finished:
-                del self._entries[request_id]
-        return outputs
+        return [self._entries[request_id].output() for request_id in dict.fromkeys(request_ids)]
 
     def _seed(self, request: Request) -> int:
         seed = request.sampling_params.seed

@@ -47,7 +47,7 @@ class HoldingScheduler(Scheduler):
             self._running[name] = sequence = self._arrived.pop(name)
             end = len(sequence.token_ids) - 1
             if end > sequence.num_computed:
-                self._pages.reserve_exports(name, [end], is_useful=True)
+                self._pages.reserve_exports(name, [end])
         return super().schedule()
 
     def remove(self, sequence: Sequence) -> None:
@@ -75,6 +75,7 @@ class HoldingScheduler(Scheduler):
             return False
         sequence = rows[0].sequence
         state = (sequence.sequence_id, len(sequence.token_ids))
+        num_restarts = sequence.num_preemptions - sequence.num_failed_steps
         if state != self._restarts[0]:
-            self._restarts = (state, sequence.num_preemptions)
-        return sequence.num_preemptions - self._restarts[1] >= MOST_RESTARTS
+            self._restarts = (state, num_restarts)
+        return num_restarts - self._restarts[1] >= MOST_RESTARTS

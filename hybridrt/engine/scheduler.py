@@ -174,6 +174,7 @@ class Scheduler:
         del self._running[sequence.sequence_id]
         sequence.num_computed = 0
         sequence.num_preemptions += 1
+        sequence.num_failed_steps += has_failed
         self._waiting[sequence.sequence_id] = sequence
         self._waiting.move_to_end(sequence.sequence_id, last=False)
 
@@ -304,12 +305,13 @@ class Scheduler:
         start, end = match.position, len(sequence.token_ids) - 1
         interval = self._config.checkpoint_interval
         step = interval or max(REGULAR, -(-end // (REGULAR * MOST_REGULAR)) * REGULAR)
-        places = dict.fromkeys(range(start // step * step + step, end, step), interval is not None)
-        places |= {match.matched: True} if start < match.matched < end else {}
-        places |= {end: True} if end > start else {}
-        for is_useful in (True, False):
-            positions = [p for p in sorted(places, reverse=True) if places[p] is is_useful]
-            self._pages.reserve_exports(sequence.sequence_id, positions, is_useful=is_useful)
+        regular = [*range(start // step * step + step, end, step)][::-1]
+        wanted = [end] if start < end else []
+        if start < match.matched < end:
+            wanted.append(match.matched)
+        if interval is not None:
+            wanted, regular = [*wanted, *regular], []
+        self._pages.reserve_exports(sequence.sequence_id, wanted, regular)
 
     def _next_row(self, sequence: Sequence, budget: int) -> Row:
         start, stop = sequence.num_computed, len(sequence.token_ids)

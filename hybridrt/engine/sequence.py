@@ -17,8 +17,9 @@ class Sequence:
     `max_tokens` bounds prompt and output together, as the request's own bounds the
     output; `seed` is this output's own, from which the draw of every token follows.
     `prompt_logprobs` has an entry per prompt token once they are known, None first; None
-    altogether if nobody asked. `siblings` are the request's other outputs, which wait for
-    this one's prompt, to go on behind it with other draws.
+    altogether if nobody asked. Steps that failed count as preemptions too. `siblings` are the
+    request's other outputs, which wait for this one's prompt, to go on behind it with other
+    draws.
     """
 
     sequence_id: str
@@ -37,6 +38,7 @@ class Sequence:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     num_preemptions: int = 0
+    num_failed_steps: int = 0
     num_cached_tokens: int = 0
     cache_note: CacheNote | None = None
     siblings: "list[Sequence]" = field(default_factory=list)

@@ -128,17 +128,6 @@ def test_ample_memory_finds_all_that_was_left(
     assert_all(reader)
 
 
-@pytest.mark.parametrize("name", STACKS)
-def test_the_last_token_of_a_prompt_is_always_computed(name: str) -> None:
-    """Bug 5: a full hit would leave no token to forward."""
-    for num_tokens in range(1, 14):
-        reader = reader_of(STACKS[name], checkpoint_interval=1)
-        prompt = list(range(num_tokens))
-        serve(reader, prompt, 9)  # it computed this prompt's last token, and more
-        again = serve(reader, prompt)
-        assert again.num_cached_tokens == longest_hit(name, num_tokens - 1)
-
-
 class TestNotes:
     """Each note, with what it stands for."""
 
