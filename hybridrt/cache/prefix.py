@@ -120,7 +120,7 @@ class PrefixCache:
         `pages` has one for each token group, in use and not yet kept; those that are there
         already are kept and the others left to the sequence.
         """
-        child = node.children.get(tokens)
+        child = node.child(tokens)
         if child is None:
             child = Node(node, tokens, node.length + self.page_size, pages, node.salt)
             node.add_child(child)
@@ -183,7 +183,7 @@ class PrefixCache:
         checkpoint.num_pins -= 1
         self._push(checkpoint)
         for slot, page in enumerate(checkpoint.partial if self._has_windows else ()):
-            for child in checkpoint.node.children.values():
+            for child in checkpoint.node.children:
                 if page is not None and child.pages[slot] == page:
                     self.left_behind(child, slot, at_end=True)
 
@@ -306,7 +306,7 @@ class PrefixCache:
         while len(self._ghosts) > MOST_GHOSTS:
             _, ghost = self._ghosts.popitem(last=False)
             assert ghost.parent is not None and not ghost.children, "its children went before it"
-            del ghost.parent.children[ghost.tokens]
+            ghost.parent.remove_child(ghost)
             self.num_nodes -= 1
             self._forget_root(ghost.parent)
 

@@ -8,7 +8,7 @@ of every state.
 """
 
 from array import array
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -32,7 +32,7 @@ SUPERSEDED, USEFUL = 0, 1  # ranks of checkpoints
 
 
 _NONE: dict[bytes, Any] = {}
-"""One for all nodes that have none, never changed: of many objects the collector is slow."""
+"""One for all nodes that have none, never changed: memory, and time of the collector."""
 
 
 class Node:
@@ -44,8 +44,9 @@ class Node:
     """
 
     __slots__ = (
+        "_children",
+        "_only_child",
         "checkpoints",
-        "children",
         "is_resident",
         "is_wanted",
         "length",
@@ -72,7 +73,8 @@ class Node:
         self.length = length
         self.pages = pages
         self.salt = salt
-        self.children: dict[bytes, Node] = _NONE
+        self._only_child: Node | None = None
+        self._children: dict[bytes, Node] = _NONE  # of a node that has had several
         self.checkpoints: dict[bytes, Checkpoint] = _NONE
         self.num_resident = 0  # children that have their pages
         self.users = 0
@@ -89,9 +91,32 @@ class Node:
 
     def add_child(self, child: "Node") -> None:
         """Puts a page behind this one."""
-        if self.children is _NONE:
-            self.children = {}
-        self.children[child.tokens] = child
+        if self._only_child is None and not self._children:
+            self._only_child = child
+            return
+        if self._only_child is not None:
+            self._children = {self._only_child.tokens: self._only_child}
+            self._only_child = None
+        self._children[child.tokens] = child
+
+    def remove_child(self, child: "Node") -> None:
+        """Takes a page away that has none behind it."""
+        if self._only_child is child:
+            self._only_child = None
+        else:
+            del self._children[child.tokens]
+
+    def child(self, tokens: bytes) -> "Node | None":
+        """The page of these tokens behind this one."""
+        only = self._only_child
+        if only is None:
+            return self._children.get(tokens)
+        return only if only.tokens == tokens else None
+
+    @property
+    def children(self) -> "Collection[Node]":
+        """The pages behind this one."""
+        return self._children.values() if self._only_child is None else (self._only_child,)
 
     def set_page(self, slot: int, page: PhysicalId | None) -> None:
         """Gives a token group another page here, or none."""
@@ -204,7 +229,7 @@ class Finder:
         path: list[Node] = [node]
         ghost: Node | None = None
         for start in range(0, limit // self._page_size * self._chunk, self._chunk):
-            child = node.children.get(data[start : start + self._chunk])
+            child = node.child(data[start : start + self._chunk])
             if child is None:
                 break
             node = child
@@ -289,6 +314,6 @@ class Finder:
         if len(path) > 1:
             return "evicted" if any(node.lost_checkpoint for node in path) else "no checkpoint"
         first = data[: self._chunk]
-        if any(first in root.children for other, root in self._roots.items() if other != salt):
+        if any(root.child(first) for other, root in self._roots.items() if other != salt):
             return "salt differs"
         return "no match"

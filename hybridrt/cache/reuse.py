@@ -134,11 +134,12 @@ class Reuse:
         self, place: Place, tables: Sequence[PageTable], tokens: Sequence[int], num_tokens: int
     ) -> None:
         """Gives the cache all full pages of the first `num_tokens` tokens, and the exports."""
-        self._forget_initial(place)
+        if place.initial is not None:
+            self._forget_initial(place)
         count = (num_tokens - place.node.length) // self.prefix.page_size
         if count > 0:
             self._publish_pages(place, tables, tokens, count)
-        if num_tokens >= place.arrives_at:
+        if place.missing is not None and num_tokens >= place.arrives_at:
             self._arrive(place)
         if place.exports:
             self._publish_states(place, tables, tokens, num_tokens)

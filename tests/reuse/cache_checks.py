@@ -26,7 +26,7 @@ def nodes(prefix: PrefixCache) -> Iterator[Node]:
     while found:
         node = found.pop()
         yield node
-        found += node.children.values()
+        found += node.children
 
 
 def checkpoints(prefix: PrefixCache) -> Iterator[Checkpoint]:
@@ -72,7 +72,7 @@ def assert_tree_is_sound(pages: SequencePages) -> None:
     standing = Counter(id(place.node) for place in places(pages))
     num_nodes = 0
     for node in nodes(prefix):
-        resident = [child for child in node.children.values() if child.is_resident]
+        resident = [child for child in node.children if child.is_resident]
         assert node.num_resident == len(resident)
         assert node.users == standing[id(node)]
         assert node.is_resident or not node.checkpoints, "no hit reaches this checkpoint"
@@ -84,7 +84,7 @@ def assert_tree_is_sound(pages: SequencePages) -> None:
             assert node.is_resident and node.length == 0
             continue
         num_nodes += 1
-        assert node.parent.children[node.tokens] is node
+        assert node.parent.child(node.tokens) is node
         assert node.length == node.parent.length + size and node.salt == node.parent.salt
         assert len(node.tokens) == size * TOKEN_BYTES
         assert node.is_resident == (id(node) not in prefix._ghosts)
