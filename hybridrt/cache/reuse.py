@@ -65,7 +65,7 @@ class Reuse:
     def shared_pages(self, match: Match) -> list[list[PhysicalId]]:
         """Per group, the pages of a hit that a sequence reads where they are, in token order."""
         shared: list[list[PhysicalId]] = [[] for _ in self._groups]
-        for slot, (g, plan) in enumerate(self.prefix.token_groups):
+        for slot, (g, plan) in enumerate(self.prefix.token_groups if match.position else ()):
             first = plan.first_kept(match.position) // self.prefix.page_size
             pages = (node.pages[slot] for node in match.path[1 + first :])
             shared[g] = [page for page in pages if page is not None]
@@ -74,7 +74,7 @@ class Reuse:
     def retain(self, match: Match) -> list[list[PhysicalId]]:
         """Holds `shared_pages`, so that they stay, and those of the match's checkpoint."""
         shared = self.shared_pages(match)
-        for g, pages in enumerate(self._with_states(match, shared)):
+        for g, pages in enumerate(self._with_states(match, shared) if match.position else ()):
             self._pool.allocator.retain(g, pages)
         return shared
 

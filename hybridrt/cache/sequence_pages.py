@@ -145,6 +145,8 @@ class SequencePages:
                 self._pool.release(g, [page for both in pages for page in both])
             reuse.end(place)
             raise
+        if not match.position:
+            return _Entry(self._tables(fresh), place=place)
         tables = self._tables([s + f for s, f in zip(shared, fresh, strict=True)])
         for group, table in zip(self._groups, tables, strict=True):
             if group.window is not None and group.page_size is not None:
@@ -154,7 +156,7 @@ class SequencePages:
     def _missing_behind(self, match: Match, num_tokens: int, stop: int | None) -> list[int]:
         """Pages of each group that a hit doesn't bring."""
         counts = self._missing(None, num_tokens, stop)
-        for g, group in enumerate(self._groups):
+        for g, group in enumerate(self._groups if match.position else ()):
             if group.page_size is not None:
                 counts[g] = max(0, counts[g] - match.position // group.page_size)
         return counts
