@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hybridrt.config import EngineConfig
     from hybridrt.llm import LLM
+    from hybridrt.models import register_model
     from hybridrt.request import (
         CompletionOutput,
         Logprob,
@@ -25,9 +26,15 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "Session",
+    "register_model",
 ]
 
-_HOMES = {"LLM": "hybridrt.llm", "EngineConfig": "hybridrt.config", "Session": "hybridrt.session"}
+_HOMES = {
+    "LLM": "hybridrt.llm",
+    "EngineConfig": "hybridrt.config",
+    "Session": "hybridrt.session",
+    "register_model": "hybridrt.models",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -277,8 +277,9 @@ class SessionLayer:
         """Copies of what the layer holds of all the session's tokens, which are computed first.
 
         Attention: `k`, behind the rotary embedding, and `v`, `[tokens, kv_heads, head_dim]`.
-        MLA: `c_kv` and `k_pe`, `[tokens, dim]`. Both in the model's dtype; quantised ones as
-        they are read back. Layers with a window have the tokens that they still hold, and
-        `positions` says which. Other layers: their states, as they declare them.
+        MLA: `c_kv` and `k_pe`, `[tokens, dim]`, and an indexer's `k_index`, as far as the layer
+        has them. All in the model's dtype; quantised ones as they are read back. Layers with a
+        window have the tokens that they still hold, and `positions` says which. Other layers:
+        their states, as they declare them.
         """
         return self._session._read(self.plan)

@@ -29,7 +29,7 @@ ALLOWED = {
     "engine": LEAVES | {"models", "layers", "kernels", "cache", "progress"},
     "session": BELOW_LLM | {"prompt"},
     "llm": BELOW_LLM | {"session", "prompt"},
-    "__init__": LEAVES | {"llm", "session"},
+    "__init__": LEAVES | {"llm", "session", "models"},
     "cli": BELOW_LLM | {"__init__", "llm", "session", "prompt", "demo"},
     "__main__": {"cli"},
 }

@@ -222,14 +222,23 @@ class PrefixCache:
         As much as there is: whether it is enough says `SlabAllocator.can_allocate`.
         """
         while self._pool.allocator.shortage(counts):
-            if not (
-                self._drop_leaf(useless=True)
-                or self._drop_window(self._behind)
-                or self._drop_least_checkpoint()
-                or self._drop_leaf(useless=False)
-                or self._drop_window(self._last)
-            ):
+            if not self._drop_least():
                 return
+
+    def forget_all(self) -> None:
+        """Drops all that nobody uses."""
+        while self._drop_least():
+            pass
+
+    def _drop_least(self) -> bool:
+        """Drops what is worth least. Returns whether there was anything."""
+        return (
+            self._drop_leaf(useless=True)
+            or self._drop_window(self._behind)
+            or self._drop_least_checkpoint()
+            or self._drop_leaf(useless=False)
+            or self._drop_window(self._last)
+        )
 
     def _drop_leaf(self, useless: bool) -> bool:
         """Drops the pages of the leaf that was used least recently.

@@ -331,6 +331,11 @@ class SequencePages:
         if entry.place is not None and self._reuse is not None:
             self._reuse.end(entry.place)
 
+    def forget_cached(self) -> None:
+        """Frees all pages that no sequence has."""
+        if self.prefix is not None:
+            self.prefix.forget_all()
+
     def reset(self) -> None:
         """Takes out all sequences, and with all pages all that was cached."""
         self._pool.reset()

@@ -32,7 +32,7 @@ def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
             raise typer.Exit(1) from None
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
-        except (ValueError, OSError, MemoryError) as error:
+        except (ValueError, OSError, MemoryError, ImportError) as error:
             report(error)
             raise typer.Exit(USER_ERROR) from None
 

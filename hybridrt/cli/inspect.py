@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from hybridrt.cli.parts import ModelPart
     from hybridrt.cli.usage import LayerUse
     from hybridrt.engine.loading import Blueprint
+    from hybridrt.engine.tensor_map import TensorMap
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +40,9 @@ def inspect(
     ] = None,
     json_output: Json = False,
 ) -> None:
-    """Show a checkpoint's layers and cache; with a prompt, what each layer holds after it.
+    """Show a checkpoint's layers, tensors and cache; with a prompt, what each layer holds.
 
-    Without a prompt no weight is read.
+    Without a prompt no weight is read: names, shapes and dtypes are in the files' headers.
     """
     if prompt is not None and token_ids is not None:
         raise ValueError("inspect takes a --prompt or --token-ids, not both")
@@ -51,12 +53,13 @@ def inspect(
 
         blueprint = draw_up(config)
     parts = model_parts(blueprint.model, blueprint.plan)
+    tensors = _tensors(blueprint)
     asked = prompt if token_ids is None else parse_ids(token_ids)
     look = None if asked is None else _look(model, engine, asked)
     if json_output:
-        _print_json(model, blueprint, parts, look)
+        _print_json(model, blueprint, parts, tensors, look)
     else:
-        _print(model, blueprint, parts, look)
+        _print(model, blueprint, parts, tensors, look)
 
 
 def _look(model: str, engine: EngineOptions, prompt: str | list[int]) -> _Look:
@@ -82,6 +85,15 @@ def _look(model: str, engine: EngineOptions, prompt: str | list[int]) -> _Look:
     return _Look(pages.num_committed(sequence), held_by(llm, request_id), page_ids)
 
 
+def _tensors(blueprint: "Blueprint") -> "TensorMap | None":
+    """What the checkpoint's tensors become; None if there are only its configs."""
+    from hybridrt.engine.tensor_map import has_weights, tensor_map
+
+    if not has_weights(blueprint.checkpoint):
+        return None
+    return tensor_map(blueprint.model, blueprint.checkpoint, blueprint.quantisation)
+
+
 def _summary(blueprint: "Blueprint", parts: "Sequence[ModelPart]") -> dict[str, Any]:
     config, directory = blueprint.model.config, blueprint.directory
     vocabulary, chats = _tokenizer(blueprint)
@@ -91,7 +103,8 @@ def _summary(blueprint: "Blueprint", parts: "Sequence[ModelPart]") -> dict[str, 
         "parameters": sum(part.parameters for part in parts),
         "parameter_bytes": sum(part.parameter_bytes for part in parts),
         "dtype": str(next(blueprint.model.parameters()).dtype).removeprefix("torch."),
-        "file_bytes": sum(file.stat().st_size for file in directory.glob("*.safetensors")),
+        "file_bytes": sum(file.stat().st_size for file in _files(blueprint.checkpoint)),
+        "quantisation": blueprint.quantisation and blueprint.quantisation.method,
         "num_layers": sum(part.is_layer for part in parts),
         "num_cached_layers": len(blueprint.plan.layers),
         "hidden_size": config.hidden_size,
@@ -102,6 +115,13 @@ def _summary(blueprint: "Blueprint", parts: "Sequence[ModelPart]") -> dict[str, 
         "tokenizer_size": vocabulary,
         "chat_template": chats,
     }
+
+
+def _files(checkpoint: Path) -> list[Path]:
+    """Files of weights."""
+    if checkpoint.is_file():
+        return [checkpoint]
+    return [*checkpoint.glob("*.safetensors"), *checkpoint.glob("*.gguf")]
 
 
 def _tokenizer(blueprint: "Blueprint") -> tuple[int | None, bool]:
@@ -118,12 +138,17 @@ def _tokenizer(blueprint: "Blueprint") -> tuple[int | None, bool]:
 
 
 def _print_json(
-    model: str, blueprint: "Blueprint", parts: "Sequence[ModelPart]", look: _Look | None
+    model: str,
+    blueprint: "Blueprint",
+    parts: "Sequence[ModelPart]",
+    tensors: "TensorMap | None",
+    look: _Look | None,
 ) -> None:
     from hybridrt.cache.explain import plan_data
 
     data: dict[str, Any] = {"model": model, **_summary(blueprint, parts)}
     data["parts"] = [part.data() for part in parts]
+    data["weights"] = None if tensors is None else _weights_data(tensors)
     data["plan"] = plan_data(blueprint.plan)
     if look is not None:
         data["prompt"] = {
@@ -137,10 +162,24 @@ def _print_json(
     print_json(data)
 
 
+def _weights_data(found: "TensorMap") -> dict[str, Any]:
+    return {
+        "fits": found.fits,
+        "missing": list(found.problems["missing"]),
+        "unused": [t.name for t in found.tensors if t.use in ("ignored", "unexpected")],
+        "problems": {kind: list(names) for kind, names in found.problems.items() if names},
+        "tensors": [tensor.data() for tensor in found.tensors],
+    }
+
+
 def _print(
-    model: str, blueprint: "Blueprint", parts: "Sequence[ModelPart]", look: _Look | None
+    model: str,
+    blueprint: "Blueprint",
+    parts: "Sequence[ModelPart]",
+    tensors: "TensorMap | None",
+    look: _Look | None,
 ) -> None:
-    from hybridrt.cache.explain import summary
+    from hybridrt.cache.explain import groups_table, layers_table, summary
     from hybridrt.cli.parts import parts_table
 
     out = console()
@@ -149,16 +188,34 @@ def _print(
     out.print()
     out.print(parts_table(parts))
     out.print()
+    if look is None:
+        _print_tensors(tensors)
+        for table in (layers_table(blueprint.plan), groups_table(blueprint.plan)):
+            out.print(table)
+            out.print()
     out.print(summary(blueprint.plan))
     if look is not None:
         out.print()
         _print_look(look)
 
 
+def _print_tensors(tensors: "TensorMap | None") -> None:
+    from hybridrt.cli.tensors import problems_text, tensors_table
+
+    if tensors is None:
+        return
+    out = console()
+    out.print(tensors_table(tensors.tensors))
+    out.print()
+    out.print(problems_text(tensors), markup=False, soft_wrap=True)
+    out.print()
+
+
 def _summary_lines(model: str, summary: Mapping[str, Any]) -> list[str]:
     from hybridrt.cache.explain import size_text
 
     on_disk = size_text(summary["file_bytes"]) if summary["file_bytes"] else "not here"
+    coded = f", {summary['quantisation']}" if summary["quantisation"] else ""
     tied = ", the output layer's too" * summary["tie_word_embeddings"]
     tokens = summary["tokenizer_size"]
     tokenizer = "none: token ids only" if tokens is None else f"{tokens:,} tokens"
@@ -168,7 +225,7 @@ def _summary_lines(model: str, summary: Mapping[str, Any]) -> list[str]:
     return [
         f"{model}: {summary['model_type']}",
         f"  parameters  {summary['parameters']:,} = {size_text(summary['parameter_bytes'])} in "
-        f"{summary['dtype']}; weights on disk: {on_disk}",
+        f"{summary['dtype']}; weights on disk: {on_disk}{coded}",
         f"  layers      {summary['num_layers']}, of which {summary['num_cached_layers']} cache; "
         f"hidden size {summary['hidden_size']:,}",
         f"  vocabulary  {summary['vocab_size']:,} embeddings{tied}",

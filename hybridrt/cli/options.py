@@ -22,7 +22,7 @@ Model = Annotated[
     typer.Argument(
         metavar="MODEL",
         show_default=False,
-        help="A folder with config.json and safetensors, a Hub id, or 'demo' (it is shipped).",
+        help="A folder with config.json and safetensors, a .gguf file, a Hub id, or 'demo'.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output, alone.")]

@@ -49,8 +49,8 @@ class StoredTensor:
 def locate(model: str, *, config_only: bool = False) -> Path:
     """The folder of a model: itself if it is one, else what the Hub has under that id.
 
-    `demo` is the shipped model, unless there is a folder of that name. With `config_only`
-    no more than `config.json` is downloaded.
+    A GGUF file is its own place. `demo` is the shipped model, unless there is a folder of
+    that name. With `config_only` no more than `config.json` is downloaded.
 
     Raises:
         ValueError: it is neither a folder nor a Hub id, or the Hub has no such model.
@@ -62,7 +62,11 @@ def locate(model: str, *, config_only: bool = False) -> Path:
     if model == "demo":
         return _DEMO
     if folder.is_file():
-        raise ValueError(f"model={model!r} is a file; should be the folder that holds config.json")
+        if folder.suffix == ".gguf":
+            return folder
+        raise ValueError(
+            f"model={model!r} is a file; should be the folder that holds config.json, or a .gguf"
+        )
     if not _HUB_ID.fullmatch(model) or ".." in model or "--" in model:
         raise ValueError(
             f"model={model!r}: there is no such folder, and a Hub id looks like 'owner/name'"

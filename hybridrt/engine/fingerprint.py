@@ -11,7 +11,8 @@ def checkpoint_fingerprint(directory: Path) -> Mapping[str, str]:
     """File name -> SHA-256 of its bytes; of weight files, of their size and samples of them."""
     small = [directory / name for name in ("config.json", "tokenizer.json")]
     digests = {path.name: _digest(path.read_bytes()) for path in small if path.exists()}
-    weights = {path.name: _sampled(path) for path in sorted(directory.glob("*.safetensors"))}
+    files = [*directory.glob("*.safetensors"), *directory.glob("*.gguf")]
+    weights = {path.name: _sampled(path) for path in sorted(files)}
     return digests | weights
 
 

@@ -14,12 +14,15 @@ from hybridrt.cache.planner import choose_kernel_block_sizes, plan
 from hybridrt.cache.pool import Pool
 from hybridrt.cache.spec import CacheFormat
 from hybridrt.config import EngineConfig
-from hybridrt.engine.checkpoint import locate, read_config
+from hybridrt.engine.checkpoint import locate
+from hybridrt.engine.formats import checkpoint_config
 from hybridrt.engine.memory import default_cache_memory, total_memory
+from hybridrt.engine.quantised import Quantisation, read_quantisation
 from hybridrt.engine.weights import checkpoint_dtype, load_weights
 from hybridrt.kernels.backend import choose_state_backend
 from hybridrt.models import model_class
 from hybridrt.models.causal_lm import CausalLM
+from hybridrt.models.multimodal import text_config
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +35,8 @@ UNLIMITED_MODEL_LEN = 2**20
 class Blueprint:
     """A checkpoint's model, on the meta device, and the plan of its cache.
 
-    `config.max_model_len` is the one that holds.
+    `config.max_model_len` is the one that holds. `checkpoint` is what the weights are read
+    from, `directory` or a file in it, and `quantisation` how.
     """
 
     config: EngineConfig
@@ -40,6 +44,8 @@ class Blueprint:
     device: torch.device
     model: CausalLM
     plan: CachePlan
+    checkpoint: Path
+    quantisation: Quantisation | None
 
 
 def draw_up(config: EngineConfig, *, config_only: bool = False) -> Blueprint:
@@ -48,22 +54,26 @@ def draw_up(config: EngineConfig, *, config_only: bool = False) -> Blueprint:
     Raises:
         ValueError: the checkpoint can't be served, or not in this way; the message says why.
     """
-    directory = locate(config.model, config_only=config_only)
-    raw = read_config(directory)
+    checkpoint = locate(config.model, config_only=config_only)
+    directory = checkpoint if checkpoint.is_dir() else checkpoint.parent
+    raw = checkpoint_config(checkpoint)
+    quantisation = read_quantisation(text_config(raw))
     device = _device(config.device)
-    model = build_model(raw, config, _dtype(config, raw, directory))
+    model = build_model(raw, config, _dtype(config, text_config(raw), checkpoint))
     asked = config.max_model_len
     config = config.model_copy(update={"max_model_len": _longest(model, asked)})
     _set_formats(model, config, device)
     cache_plan = _plan(model, config, device)
     config = config.model_copy(update={"max_model_len": _fitting(cache_plan, config, asked)})
-    return Blueprint(config, directory, device, model, cache_plan)
+    return Blueprint(config, directory, device, model, cache_plan, checkpoint, quantisation)
 
 
 def build_model(raw: dict[str, Any], config: EngineConfig, dtype: torch.dtype) -> CausalLM:
-    """The model of a `config.json`, on the meta device."""
+    """The model of a `config.json`, the text model of a multimodal one, on the meta device."""
     cls = model_class(raw)
-    model_config = cls.Config.from_json(raw, config.ignore_config_keys)
+    # Of loading, not of the model.
+    part = {k: value for k, value in text_config(raw).items() if k != "quantization_config"}
+    model_config = cls.Config.from_json(part, config.ignore_config_keys)
     with torch.device("meta"), _default_dtype(dtype):
         return cls(model_config)  # pyright: ignore[reportCallIssue]
 
@@ -76,7 +86,13 @@ def load(blueprint: Blueprint, *, progress: bool) -> Pool:
             f"a cache of {blueprint.plan.pool_bytes} bytes doesn't fit {str(device)!r}, which has "
             f"{total_memory(device)}; lower cache_memory"
         )
-    load_weights(model, blueprint.directory, device=device, progress=progress)
+    load_weights(
+        model,
+        blueprint.checkpoint,
+        device=device,
+        progress=progress,
+        quantisation=blueprint.quantisation,
+    )
     assert config.max_model_len is not None
     model.prepare(config.max_model_len, device)
     pool = Pool(blueprint.plan, device, poison_freed_pages=config.poison_freed_pages)

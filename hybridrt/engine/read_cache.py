@@ -11,6 +11,7 @@ from hybridrt.kernels.quantise import dequantise, dequantise_groups
 from hybridrt.layers.attention import Attention
 from hybridrt.layers.cached import CachedLayer
 from hybridrt.layers.mla import MLA
+from hybridrt.layers.sparse_mla import SparseMLA
 
 
 def read_layer(
@@ -19,7 +20,8 @@ def read_layer(
     """Copies of what a layer holds of a sequence's first `num_tokens` tokens.
 
     Attention: `k` (behind the rotary embedding) and `v`, `[tokens, kv_heads, dim]`; MLA: `c_kv`
-    and `k_pe`, `[tokens, dim]`; both in the model's dtype whatever the cache's. A layer with a
+    and `k_pe`, `[tokens, dim]`, and `k_index` of an indexer, as far as the layer has them; all in
+    the model's dtype whatever the cache's. A layer with a
     window has those in the pages that it still holds, and `positions: int64[tokens]` says
     which these are. Other layers have their states, as they declare them. `table` is None
     for a sequence that holds nothing yet: no tokens, and states of zeros.
@@ -76,7 +78,15 @@ def _read_attention(layer: Attention, blocks: Int64[Tensor, " blocks"]) -> dict[
 
 
 def _read_mla(layer: MLA, blocks: Int64[Tensor, " blocks"]) -> dict[str, Tensor]:
-    c_kv, k_pe = layer.c_kv[blocks].flatten(0, 1), layer.k_pe[blocks].flatten(0, 1)
-    if layer.c_kv_scale is not None:
-        c_kv = dequantise_groups(c_kv, layer.c_kv_scale[blocks].flatten(0, 1), layer.dtype)
-    return {"c_kv": c_kv, "k_pe": k_pe.to(layer.dtype)}
+    found: dict[str, Tensor] = {}
+    is_sparse = isinstance(layer, SparseMLA)
+    if not is_sparse or layer.shares_latents_of is None:
+        c_kv = layer.c_kv[blocks].flatten(0, 1)
+        if layer.c_kv_scale is not None:
+            c_kv = dequantise_groups(c_kv, layer.c_kv_scale[blocks].flatten(0, 1), layer.dtype)
+        found["c_kv"] = c_kv
+        if layer.config.qk_rope_head_dim:
+            found["k_pe"] = layer.k_pe[blocks].flatten(0, 1).to(layer.dtype)
+    if is_sparse and layer.indexer is not None:
+        found["k_index"] = layer.k_index[blocks].flatten(0, 1)
+    return found

@@ -261,6 +261,8 @@ class Scheduler:
 
         It waits a step if the pages that it lacks are being computed for another.
         """
+        if sequence.sequence_id in self._cramped:
+            self._pages.forget_cached()  # between what is cached its pages would be scattered
         match = self._match(sequence)
         if match is not None and self._pages.is_coming(match):
             return None

@@ -1,10 +1,13 @@
 """The experts of a mixture, each on the tokens that were routed to it."""
 
+from math import inf
+
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from hybridrt.kernels.op import like_first, torch_op
 from hybridrt.kernels.reference import moe as reference
+from hybridrt.kernels.reference.gates import Gating
 
 
 def moe_experts(
@@ -13,15 +16,23 @@ def moe_experts(
     down: Float[Tensor, "experts hidden inner"] | nn.ParameterList,
     expert_ids: Int64[Tensor, "tokens top_k"],
     weights: Float[Tensor, "tokens top_k"],
+    gate_up_bias: Float[Tensor, "experts twice_inner"] | None = None,
+    down_bias: Float[Tensor, "experts hidden"] | None = None,
+    gating: Gating = "silu",
+    alpha: float = 1.0,
+    limit: float = inf,
 ) -> Float[Tensor, "tokens hidden"]:
-    """`sum_j weights[t, j] * SwiGLU of expert expert_ids[t, j] on x[t]`, for every token.
+    """`sum_j weights[t, j] * MLP of expert expert_ids[t, j] on x[t]`, for every token.
 
     `gate_up` has a matrix `[twice_inner, hidden]` an expert, the gate's rows before those of
-    `up`, and `down` one of `[hidden, inner]`. Summed in float32.
+    `up`, and `down` one of `[hidden, inner]`; biases of either are optional. `gating` is
+    SwiGLU, another activation of the gate, or `clamped` with its `alpha` and `limit`, see
+    `hybridrt.kernels.reference.gates`. Summed in float32.
     """
+    rest = (expert_ids, weights, gate_up_bias, down_bias, gating, alpha, limit)
     if isinstance(gate_up, nn.ParameterList) or isinstance(down, nn.ParameterList):
-        return reference.moe_experts(x, gate_up, down, expert_ids, weights)
-    return stacked_moe_experts(x, gate_up, down, expert_ids, weights)
+        return reference.moe_experts(x, gate_up, down, *rest)
+    return stacked_moe_experts(x, gate_up, down, *rest)
 
 
 @torch_op(like_first)
@@ -31,6 +42,13 @@ def stacked_moe_experts(
     down: Float[Tensor, "experts hidden inner"],
     expert_ids: Int64[Tensor, "tokens top_k"],
     weights: Float[Tensor, "tokens top_k"],
+    gate_up_bias: Float[Tensor, "experts twice_inner"] | None = None,
+    down_bias: Float[Tensor, "experts hidden"] | None = None,
+    gating: Gating = "silu",
+    alpha: float = 1.0,
+    limit: float = inf,
 ) -> Float[Tensor, "tokens hidden"]:
     """`moe_experts` with matrices that aren't packed: what a compiler can take."""
-    return reference.moe_experts(x, gate_up, down, expert_ids, weights)
+    return reference.moe_experts(
+        x, gate_up, down, expert_ids, weights, gate_up_bias, down_bias, gating, alpha, limit
+    )

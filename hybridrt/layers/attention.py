@@ -1,6 +1,6 @@
 """Grouped-query attention."""
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Float32, Shaped
@@ -13,7 +13,7 @@ from hybridrt.kernels.paged_attention import paged_attention
 from hybridrt.kernels.quantise import quantise_e4m3, quantise_int8
 from hybridrt.kernels.write_pages import write_pages
 from hybridrt.layers.linear import FusedLinear, Linear
-from hybridrt.layers.norm import RMSNorm
+from hybridrt.layers.norm import OffsetRMSNorm, RMSNorm
 from hybridrt.layers.rope import Rope
 from hybridrt.layers.token_cached import TokenCached
 from hybridrt.values import Value, check_divides
@@ -22,9 +22,13 @@ from hybridrt.values import Value, check_divides
 class AttentionConfig(Value):
     """Sizes, under their Hugging Face names.
 
-    Values have `head_dim_v` dimensions, if not `head_dim`. `qk_norm_eps` norms queries and
-    keys per head. `window`, `sinks` (a learned logit a head), `softcap` and `scale`
-    (`head_dim ** -0.5` if None) are as in `hybridrt.kernels.paged_attention`.
+    Values have `head_dim_v` dimensions, if not `head_dim`. `attention_bias` is that of the
+    queries', keys' and values' projection, and of the output's where `output_bias` is None.
+    `qk_norm_eps` norms queries and keys, per head or, with `qk_norm_over="heads"`, all heads
+    of a token as one vector; before the rotary embedding, or with `qk_norm_after_rope` behind
+    it; with weights that count from 1 if `qk_norm_offset`. `window`, `sinks` (a learned logit a
+    head), `softcap` and `scale` (`head_dim ** -0.5` if None) are as in
+    `hybridrt.kernels.paged_attention`.
     """
 
     hidden_size: PositiveInt
@@ -33,7 +37,11 @@ class AttentionConfig(Value):
     head_dim: PositiveInt
     head_dim_v: PositiveInt | None = None
     attention_bias: bool = False
+    output_bias: bool | None = None
     qk_norm_eps: float | None = None
+    qk_norm_over: Literal["head", "heads"] = "head"
+    qk_norm_after_rope: bool = False
+    qk_norm_offset: bool = False
     window: Window | None = None
     sinks: bool = False
     softcap: PositiveFloat | None = None
@@ -48,6 +56,11 @@ class AttentionConfig(Value):
     def value_dim(self) -> int:
         """Dimensions of a head's values."""
         return self.head_dim_v or self.head_dim
+
+    @property
+    def has_output_bias(self) -> bool:
+        """Whether the output's projection has a bias."""
+        return self.attention_bias if self.output_bias is None else self.output_bias
 
 
 class CachedKV(NamedTuple):
@@ -97,15 +110,21 @@ class Attention(TokenCached):
             self._make_scales()
         else:
             _check_alike(config, shares_cache_of.config)
-        self.qkv_proj = FusedLinear(config.hidden_size, parts, config.attention_bias)
+        fused = "qkv_proj" if shares_cache_of is None else None
+        self.qkv_proj = FusedLinear(config.hidden_size, parts, config.attention_bias, fused=fused)
         output_size = config.num_attention_heads * config.value_dim
-        self.o_proj = Linear(output_size, config.hidden_size, config.attention_bias)
+        self.o_proj = Linear(output_size, config.hidden_size, config.has_output_bias)
         if config.qk_norm_eps is not None:
-            self.q_norm = RMSNorm(config.head_dim, config.qk_norm_eps)
+            self.q_norm = self._qk_norm(config.num_attention_heads, config.qk_norm_eps)
             if shares_cache_of is None:
-                self.k_norm = RMSNorm(config.head_dim, config.qk_norm_eps)
+                self.k_norm = self._qk_norm(config.num_key_value_heads, config.qk_norm_eps)
         sinks = torch.empty(config.num_attention_heads) if config.sinks else None
         self.sinks = None if sinks is None else nn.Parameter(sinks, requires_grad=False)
+
+    def _qk_norm(self, num_heads: int, eps: float) -> RMSNorm:
+        joint = num_heads if self.config.qk_norm_over == "heads" else 1
+        norm = OffsetRMSNorm if self.config.qk_norm_offset else RMSNorm
+        return norm(joint * self.config.head_dim, eps)
 
     def _make_scales(self) -> None:
         """Checkpoints needn't have them, so they are filled here, even if all else is meta."""
@@ -175,25 +194,43 @@ class Attention(TokenCached):
 
     def _project(self, x: Tensor, batch: ForwardBatch) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, `[tokens, heads, head_dim]` each."""
+        return self._heads(self.qkv_proj(x), batch)
+
+    def _heads(self, qkv: Tensor, batch: ForwardBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """What `_project` returns, of what the projections give side by side."""
         cfg = self.config
         heads = [cfg.num_attention_heads, cfg.num_key_value_heads]
-        qk, v = self.qkv_proj(x).tensor_split([sum(heads) * cfg.head_dim], dim=-1)
+        qk, v = qkv.tensor_split([sum(heads) * cfg.head_dim], dim=-1)
         qk, v = qk.unflatten(-1, (-1, cfg.head_dim)), v.unflatten(-1, (-1, cfg.value_dim))
-        if cfg.qk_norm_eps is not None:
+        if cfg.qk_norm_eps is not None and not cfg.qk_norm_after_rope:
             q, k = qk.split(heads, dim=1)
-            qk = torch.cat([self.q_norm(q), self.k_norm(k)], dim=1)
+            qk = torch.cat([self._norm(q, self.q_norm), self._norm(k, self.k_norm)], dim=1)
         if self.rope is not None:
             qk = self.rope.apply(qk, batch.rope_positions)
         q, k = qk.split(heads, dim=1)
+        if cfg.qk_norm_eps is not None and cfg.qk_norm_after_rope:
+            q, k = self._norm(q, self.q_norm), self._norm(k, self.k_norm)
         return q, k, v
+
+    def _norm(
+        self, x: Float[Tensor, "tokens heads head_dim_k"], norm: RMSNorm
+    ) -> Float[Tensor, "tokens heads head_dim_k"]:
+        if self.config.qk_norm_over == "head":
+            return norm(x)
+        return norm(x.flatten(1)).unflatten(1, x.shape[1:])
 
     def _queries(
         self, x: Float[Tensor, "tokens hidden"], batch: ForwardBatch
     ) -> Float[Tensor, "tokens heads head_dim_k"]:
-        q = self.qkv_proj(x).unflatten(-1, (-1, self.config.head_dim))
-        if self.config.qk_norm_eps is not None:
-            q = self.q_norm(q)
-        return q if self.rope is None else self.rope.apply(q, batch.rope_positions)
+        cfg = self.config
+        q = self.qkv_proj(x).unflatten(-1, (-1, cfg.head_dim))
+        if cfg.qk_norm_eps is not None and not cfg.qk_norm_after_rope:
+            q = self._norm(q, self.q_norm)
+        if self.rope is not None:
+            q = self.rope.apply(q, batch.rope_positions)
+        if cfg.qk_norm_eps is not None and cfg.qk_norm_after_rope:
+            q = self._norm(q, self.q_norm)
+        return q
 
     def update_kv_cache(
         self,

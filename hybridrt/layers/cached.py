@@ -31,6 +31,11 @@ class CachedLayer(nn.Module, ABC):
         self._bound = False
 
     @property
+    def caches_nothing(self) -> bool:
+        """Whether this layer reads only what others cache: then it's neither planned nor bound."""
+        return False
+
+    @property
     @abstractmethod
     def cache_spec(self) -> CacheSpec:
         """What this layer stores in one kernel block."""

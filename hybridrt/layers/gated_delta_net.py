@@ -1,5 +1,7 @@
 """The Gated DeltaNet mixer (arXiv 2412.06464), as Qwen3-Next has it."""
 
+from typing import Literal
+
 import torch
 from jaxtyping import Float
 from pydantic import PositiveInt, model_validator
@@ -11,7 +13,7 @@ from hybridrt.cache.spec import CacheSpec, State
 from hybridrt.kernels.causal_conv1d import causal_conv1d
 from hybridrt.kernels.gated_delta_rule import gated_delta_rule
 from hybridrt.layers.cached import CachedLayer
-from hybridrt.layers.conv import CausalConv1d
+from hybridrt.layers.conv import CausalConv1d, FusedCausalConv1d
 from hybridrt.layers.linear import FusedLinear, Linear
 from hybridrt.layers.norm import GatedRMSNorm
 from hybridrt.values import Value, check_divides
@@ -23,8 +25,18 @@ def l2_norm(x: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size"]:
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
 
 
+Projections = Literal["by_key_head", "by_kind", "apart"]
+
+
 class GatedDeltaNetConfig(Value):
-    """Sizes. Qwen3-Next's names have `linear_` before them."""
+    """Sizes. Qwen3-Next's names have `linear_` before them.
+
+    `projections` is how a checkpoint has those of the input: Qwen3-Next's `in_proj_qkvz` and
+    `in_proj_ba`, whose rows are sorted `by_key_head`, or one matrix `by_kind`, as Qwen3.5's
+    `in_proj_qkv`, `in_proj_z`, `in_proj_b` and `in_proj_a`; or each `apart`, as OLMo Hybrid's
+    `q_proj`, `k_proj`, `v_proj`, `g_proj`, `b_proj` and `a_proj`, and so the convolutions.
+    `allow_neg_eigval` lets beta, how much of a value is corrected, reach 2 (arXiv 2411.12537).
+    """
 
     hidden_size: PositiveInt
     num_key_heads: PositiveInt
@@ -33,6 +45,8 @@ class GatedDeltaNetConfig(Value):
     value_head_dim: PositiveInt
     conv_kernel: PositiveInt = 4
     norm_eps: float = 1e-6
+    projections: Projections = "by_key_head"
+    allow_neg_eigval: bool = False
 
     @model_validator(mode="after")
     def _value_heads_share_keys(self) -> "GatedDeltaNetConfig":
@@ -56,10 +70,14 @@ class GatedDeltaNet(CachedLayer):
         heads = config.num_value_heads
         self.key_dim = config.num_key_heads * config.key_head_dim
         self.value_dim = heads * config.value_head_dim
+        self._beta_scale = 2.0 if config.allow_neg_eigval else 1.0
         self.conv_channels = 2 * self.key_dim + self.value_dim
-        parts = {"in_proj_qkvz": self.conv_channels + self.value_dim, "in_proj_ba": 2 * heads}
-        self.in_proj = FusedLinear(config.hidden_size, parts)
-        self.conv1d = CausalConv1d(self.conv_channels, config.conv_kernel, bias=False)
+        self.in_proj = FusedLinear(config.hidden_size, self._projections())
+        if config.projections == "apart":
+            parts = {"q_conv1d": self.key_dim, "k_conv1d": self.key_dim, "v_conv1d": self.value_dim}
+            self.conv1d = FusedCausalConv1d(parts, config.conv_kernel, bias=False)
+        else:
+            self.conv1d = CausalConv1d(self.conv_channels, config.conv_kernel, bias=False)
         # Recurrences add up what rounding does to these, so they stay float32.
         self.A_log, self.dt_bias = (
             nn.Parameter(torch.empty(heads, dtype=torch.float32), requires_grad=False)
@@ -67,6 +85,17 @@ class GatedDeltaNet(CachedLayer):
         )
         self.norm = GatedRMSNorm(config.value_head_dim, config.norm_eps, 1, norm_before_gate=True)
         self.out_proj = Linear(self.value_dim, config.hidden_size)
+
+    def _projections(self) -> dict[str, int]:
+        """The checkpoint's projections of the input and their outputs."""
+        heads, channels, values = self.config.num_value_heads, self.conv_channels, self.value_dim
+        if self.config.projections == "by_key_head":
+            return {"in_proj_qkvz": channels + values, "in_proj_ba": 2 * heads}
+        if self.config.projections == "by_kind":
+            qkvz = {"in_proj_qkv": channels, "in_proj_z": values}
+            return qkvz | {"in_proj_b": heads, "in_proj_a": heads}
+        qkv = {"q_proj": self.key_dim, "k_proj": self.key_dim, "v_proj": values}
+        return qkv | {"g_proj": values, "b_proj": heads, "a_proj": heads}
 
     @property
     def cache_spec(self) -> CacheSpec:
@@ -103,7 +132,7 @@ class GatedDeltaNet(CachedLayer):
             k,
             v.unflatten(-1, (cfg.num_value_heads, -1)),
             -torch.exp(self.A_log) * F.softplus(a.float() + self.dt_bias),
-            torch.sigmoid(b.float()),
+            self._beta_scale * torch.sigmoid(b.float()),
             self.ssm_state,
             pages,
             initial_pages,
@@ -112,14 +141,17 @@ class GatedDeltaNet(CachedLayer):
         return self.out_proj(self.norm(y, z).flatten(1))
 
     def _project(self, hidden: Float[Tensor, "tokens hidden"]) -> tuple[Tensor, ...]:
-        """q, k and v side by side, then by value head the gate z, and what makes beta and g.
-
-        Checkpoints keep the rows of a key head and of its value heads together.
-        """
+        """q, k and v side by side, then by value head the gate z, and what makes beta and g."""
         cfg = self.config
+        projected = self.in_proj(hidden)
+        if cfg.projections != "by_key_head":
+            sizes = [self.conv_channels, self.value_dim, cfg.num_value_heads, cfg.num_value_heads]
+            qkv, z, b, a = projected.split(sizes, dim=-1)
+            return qkv, z.unflatten(-1, (cfg.num_value_heads, -1)), b, a
+        # The rows of a key head and of its value heads are together.
+        qkvz, ba = projected.split(list(self.in_proj.parts.values()), dim=-1)
         shared = cfg.num_value_heads // cfg.num_key_heads
         values = shared * cfg.value_head_dim
-        qkvz, ba = self.in_proj(hidden).split(list(self.in_proj.parts.values()), dim=-1)
         by_key_head = qkvz.unflatten(-1, (cfg.num_key_heads, -1))
         sizes = [cfg.key_head_dim, cfg.key_head_dim, values, values]
         q, k, v, z = (part.flatten(1) for part in by_key_head.split(sizes, dim=-1))

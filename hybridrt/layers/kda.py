@@ -2,7 +2,7 @@
 
 import torch
 from jaxtyping import Float
-from pydantic import PositiveInt
+from pydantic import NegativeFloat, PositiveInt
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -18,13 +18,22 @@ from hybridrt.values import Value
 
 
 class KimiDeltaAttentionConfig(Value):
-    """Sizes, as in Kimi Linear's `linear_attn_config`."""
+    """Sizes, as in Kimi Linear's `linear_attn_config`.
+
+    With `low_rank_gates` what makes the decay and the output's gate goes through `head_dim`
+    channels, by `f_a_proj` and `f_b_proj`, `g_a_proj` and `g_b_proj`; else there is one matrix
+    for each, `f_proj` and `g_proj`. `flat_a_log` is whether A_log is `[num_heads]` and not `[1,
+    1, num_heads, 1]`. A log decay is at least `decay_bound`, if there is one (Ling 3.0).
+    """
 
     hidden_size: PositiveInt
     num_heads: PositiveInt
     head_dim: PositiveInt
     conv_kernel: PositiveInt = 4
     norm_eps: float = 1e-5
+    low_rank_gates: bool = True
+    flat_a_log: bool = False
+    decay_bound: NegativeFloat | None = None
 
 
 class SigmoidGatedRMSNorm(nn.Module):
@@ -58,16 +67,19 @@ class KimiDeltaAttention(CachedLayer):
         heads, rank = config.num_heads, config.head_dim
         self.inner = heads * config.head_dim
         parts = dict.fromkeys(("q_proj", "k_proj", "v_proj"), self.inner)
-        parts |= {"f_a_proj": rank, "g_a_proj": rank, "b_proj": heads}
+        if config.low_rank_gates:
+            parts |= {"f_a_proj": rank, "g_a_proj": rank, "b_proj": heads}
+            self.f_b_proj, self.g_b_proj = (Linear(rank, self.inner) for _ in range(2))
+        else:
+            parts |= {"f_proj": self.inner, "g_proj": self.inner, "b_proj": heads}
         self.in_proj = FusedLinear(config.hidden_size, parts)
         self.q_conv1d, self.k_conv1d, self.v_conv1d = (
             CausalConv1d(self.inner, config.conv_kernel, bias=False) for _ in range(3)
         )
-        self.f_b_proj, self.g_b_proj = (Linear(rank, self.inner) for _ in range(2))
         # Recurrences add up what rounding does to these, so they stay float32.
         self.A_log, self.dt_bias = (
             nn.Parameter(torch.empty(shape, dtype=torch.float32), requires_grad=False)
-            for shape in ((1, 1, heads, 1), (self.inner,))
+            for shape in ((heads,) if config.flat_a_log else (1, 1, heads, 1), (self.inner,))
         )
         self.o_norm = SigmoidGatedRMSNorm(config.head_dim, config.norm_eps)
         self.o_proj = Linear(self.inner, config.hidden_size)
@@ -90,6 +102,8 @@ class KimiDeltaAttention(CachedLayer):
         pages = batch.state_pages(self.cache_group, self.cache_part)
         initial_pages = batch.initial_state_pages(self.cache_group, self.cache_part)
         *qkv, f, z, b = self.in_proj(hidden).split(list(self.in_proj.parts.values()), dim=-1)
+        if self.config.low_rank_gates:
+            f, z = self.f_b_proj(f), self.g_b_proj(z)
         convs = (self.q_conv1d, self.k_conv1d, self.v_conv1d)
         states = (self.q_conv_state, self.k_conv_state, self.v_conv_state)
         q, k, v = (
@@ -116,12 +130,17 @@ class KimiDeltaAttention(CachedLayer):
             initial_pages,
             batch.for_states,
         )
-        return self.o_proj(self.o_norm(y, self._by_head(self.g_b_proj(z))).flatten(1))
+        return self.o_proj(self.o_norm(y, self._by_head(z)).flatten(1))
 
     def _by_head(self, x: Float[Tensor, "tokens inner"]) -> Float[Tensor, "tokens heads head_dim"]:
         return x.unflatten(-1, (self.config.num_heads, -1))
 
-    def _log_decay(self, f: Float[Tensor, "tokens rank"]) -> Float[Tensor, "tokens heads head_dim"]:
+    def _log_decay(
+        self, f: Float[Tensor, "tokens inner"]
+    ) -> Float[Tensor, "tokens heads head_dim"]:
         """Of each key channel, float32 and at most 0."""
-        step = F.softplus(self.f_b_proj(f).float() + self.dt_bias)
-        return self._by_head(step) * -torch.exp(self.A_log[0])
+        f = self._by_head(f.float() + self.dt_bias)
+        rate = torch.exp(self.A_log.view(-1, 1))
+        if self.config.decay_bound is not None:
+            return self.config.decay_bound * torch.sigmoid(rate * f)
+        return -rate * F.softplus(f)

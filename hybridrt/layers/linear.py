@@ -41,20 +41,31 @@ class FusedLinear(Linear):
 
     `parts` maps the name that a checkpoint has for each, beside this module, to its
     number of outputs: `FusedLinear(512, {"q_proj": 512, "k_proj": 128, "v_proj": 128})`.
+    `fused` is the name in checkpoints that have all of them as one, in this order.
     """
 
-    def __init__(self, in_features: int, parts: Mapping[str, int], bias: bool = False) -> None:
+    def __init__(
+        self,
+        in_features: int,
+        parts: Mapping[str, int],
+        bias: bool = False,
+        *,
+        fused: str | None = None,
+    ) -> None:
         super().__init__(in_features, sum(parts.values()), bias)
         self.parts = dict(parts)
+        self.fused = fused
 
     def forward(self, x: Float[Tensor, "*batch inputs"]) -> Float[Tensor, "*batch outputs"]:
         """The outputs of all parts side by side, in order."""
         return super().forward(x)
 
     def checkpoint_layouts(self) -> Sequence[Mapping[str, Tensor]]:
-        """Each part under its own name."""
+        """Each part under its own name; or all of them as one."""
         layout: dict[str, Tensor] = {}
         for kind, parameter in self.named_parameters():
             rows = parameter.split(list(self.parts.values()))
             layout |= {f"{part}.{kind}": row for part, row in zip(self.parts, rows, strict=True)}
-        return [layout]
+        if self.fused is None:
+            return [layout]
+        return [layout, {f"{self.fused}.{kind}": part for kind, part in self.named_parameters()}]

@@ -20,7 +20,8 @@ from hybridrt.values import Value
 class Mamba1Config(Value):
     """Sizes, under their Hugging Face names.
 
-    `inner_norm_eps` norms dt, B and C before they are used (Jamba, arXiv 2408.12570).
+    `inner_norm_eps` norms dt, B and C before they are used (Jamba, arXiv 2408.12570),
+    with learned weights or without (Falcon Mamba, arXiv 2410.05355).
     """
 
     hidden_size: PositiveInt
@@ -31,6 +32,7 @@ class Mamba1Config(Value):
     use_bias: bool = False
     use_conv_bias: bool = True
     inner_norm_eps: float | None = None
+    inner_norm_weights: bool = True
 
 
 class Mamba1(CachedLayer):
@@ -57,7 +59,7 @@ class Mamba1(CachedLayer):
         )
         self.D = nn.Parameter(torch.empty(inner, dtype=torch.float32), requires_grad=False)
         self.out_proj = Linear(inner, hidden, config.use_bias)
-        if config.inner_norm_eps is not None:
+        if config.inner_norm_eps is not None and config.inner_norm_weights:
             self.dt_layernorm = RMSNorm(rank, config.inner_norm_eps)
             self.b_layernorm = RMSNorm(state, config.inner_norm_eps)
             self.c_layernorm = RMSNorm(state, config.inner_norm_eps)
@@ -111,6 +113,9 @@ class Mamba1(CachedLayer):
         cfg = self.config
         sizes = [cfg.time_step_rank, cfg.state_size, cfg.state_size]
         dt, B, C = self.x_proj(x).split(sizes, dim=-1)
-        if cfg.inner_norm_eps is not None:
+        if cfg.inner_norm_eps is not None and cfg.inner_norm_weights:
             dt, B, C = self.dt_layernorm(dt), self.b_layernorm(B), self.c_layernorm(C)
+        elif cfg.inner_norm_eps is not None:
+            eps = cfg.inner_norm_eps
+            dt, B, C = (F.rms_norm(part, part.shape[-1:], eps=eps) for part in (dt, B, C))
         return F.softplus(self.dt_proj(dt).float()), B, C

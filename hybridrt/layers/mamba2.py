@@ -26,7 +26,15 @@ Limits = Annotated[
 
 
 class Mamba2Config(Value):
-    """Sizes, under their Hugging Face names. `time_step_limit` clamps dt."""
+    """Sizes, under their Hugging Face names.
+
+    Attributes:
+        time_step_limit: clamps dt.
+        output_bias: of `out_proj`; None: as `use_bias`.
+        gated_norm: what the recurrence gives is normed beside its gate; without, it is only
+            multiplied by the gate.
+        multipliers: of z, x, B, C and dt, as they come out of `in_proj`.
+    """
 
     hidden_size: PositiveInt
     num_heads: PositiveInt
@@ -36,10 +44,13 @@ class Mamba2Config(Value):
     conv_kernel: PositiveInt = 4
     chunk_size: PositiveInt = 256
     use_bias: bool = False
+    output_bias: bool | None = None
     use_conv_bias: bool = True
     time_step_limit: Limits = (0.0, inf)
     norm_eps: float = 1e-5
     norm_before_gate: bool = False
+    gated_norm: bool = True
+    multipliers: tuple[float, float, float, float, float] | None = None
 
     @model_validator(mode="after")
     def _heads_share_groups(self) -> "Mamba2Config":
@@ -55,6 +66,7 @@ class Mamba2(CachedLayer):
     """
 
     mixer = "mamba2"
+    multipliers: Tensor | None
 
     def __init__(self, config: Mamba2Config) -> None:
         super().__init__()
@@ -69,10 +81,23 @@ class Mamba2(CachedLayer):
             nn.Parameter(torch.empty(config.num_heads, dtype=torch.float32), requires_grad=False)
             for _ in range(3)
         )
-        self.norm = GatedRMSNorm(
-            self.inner, config.norm_eps, config.n_groups, config.norm_before_gate
-        )
-        self.out_proj = Linear(self.inner, config.hidden_size, config.use_bias)
+        if config.gated_norm:
+            self.norm = GatedRMSNorm(
+                self.inner, config.norm_eps, config.n_groups, config.norm_before_gate
+            )
+        output_bias = config.use_bias if config.output_bias is None else config.output_bias
+        self.out_proj = Linear(self.inner, config.hidden_size, output_bias)
+        self.register_buffer("multipliers", self._multipliers(), persistent=False)
+
+    def _multipliers(self) -> Float[Tensor, " outputs"] | None:
+        """One a feature of `in_proj`. No checkpoint fills it, so it is made here, never on meta."""
+        cfg = self.config
+        if cfg.multipliers is None:
+            return None
+        group_size = cfg.n_groups * cfg.state_size
+        sizes = (self.inner, self.inner, group_size, group_size, cfg.num_heads)
+        parts = zip(cfg.multipliers, sizes, strict=True)
+        return torch.cat([torch.full((size,), value, device="cpu") for value, size in parts])
 
     @property
     def cache_spec(self) -> CacheSpec:
@@ -92,7 +117,10 @@ class Mamba2(CachedLayer):
         pages = batch.state_pages(self.cache_group, self.cache_part)
         initial_pages = batch.initial_state_pages(self.cache_group, self.cache_part)
         sizes = [self.inner, self.conv_channels, cfg.num_heads]
-        z, xBC, dt = self.in_proj(hidden).split(sizes, dim=-1)
+        projected = self.in_proj(hidden)
+        if self.multipliers is not None:
+            projected = projected * self.multipliers
+        z, xBC, dt = projected.split(sizes, dim=-1)
         xBC = causal_conv1d(
             xBC,
             self.conv1d.taps,
@@ -119,7 +147,8 @@ class Mamba2(CachedLayer):
             cfg.chunk_size,
             self.state_backend,
         )
-        return self.out_proj(self.norm(y.flatten(1), z))
+        y = y.flatten(1)
+        return self.out_proj(self.norm(y, z) if cfg.gated_norm else y * F.silu(z))
 
     def _steps(self, dt: Float[Tensor, "tokens heads"]) -> Float32[Tensor, "tokens heads"]:
         """The step of each head, positive and within its limits."""

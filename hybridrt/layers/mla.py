@@ -1,8 +1,8 @@
 """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1)."""
 
 import torch
-from jaxtyping import Float
-from pydantic import PositiveInt
+from jaxtyping import Float, Float32, Int64
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from hybridrt.batch import ForwardBatch
@@ -17,11 +17,24 @@ from hybridrt.layers.token_cached import TokenCached
 from hybridrt.values import Value
 
 
+class QueryGrowth(Value):
+    """Queries at position p are multiplied by `1 + beta * log(1 + p // length)` (Llama 4)."""
+
+    beta: float
+    length: PositiveInt
+
+    def factors(self, positions: Int64[Tensor, " tokens"]) -> Float32[Tensor, " tokens"]:
+        """What the queries at these positions are multiplied by."""
+        return 1 + self.beta * torch.log1p((positions // self.length).float())
+
+
 class MLAConfig(Value):
     """Sizes, under their Hugging Face names. Without `q_lora_rank` queries aren't compressed.
 
     `latent_norm_eps` is of q_a_layernorm and kv_a_layernorm; DeepSeek's models have 1e-6
-    there, whatever their rms_norm_eps.
+    there, whatever their rms_norm_eps. `query_scale` and `latent_scale` multiply all queries,
+    and the normed latents as they are cached (LongCat-Flash, arXiv 2509.01322, section 2.2).
+    With a `qk_rope_head_dim` of 0 there is no rotated part.
     """
 
     hidden_size: PositiveInt
@@ -29,17 +42,21 @@ class MLAConfig(Value):
     q_lora_rank: PositiveInt | None = None
     kv_lora_rank: PositiveInt
     qk_nope_head_dim: PositiveInt
-    qk_rope_head_dim: PositiveInt
+    qk_rope_head_dim: NonNegativeInt
     v_head_dim: PositiveInt
     attention_bias: bool = False
     latent_norm_eps: float = 1e-6
+    query_scale: PositiveFloat = 1.0
+    latent_scale: PositiveFloat = 1.0
+    query_growth: QueryGrowth | None = None
 
 
 class MLA(TokenCached):
     """Attention that caches one latent a token, from which every head's key and value follow.
 
     Cached are the normed latent `c_kv: [blocks, block_size, kv_lora_rank]` and the one
-    rotated key part `k_pe: [blocks, block_size, qk_rope_head_dim]` that all heads share.
+    rotated key part `k_pe: [blocks, block_size, qk_rope_head_dim]` that all heads share. With
+    `rope=None` nothing is rotated.
 
     With the `kv_cache_dtype` `fp8_e4m3` the latent takes a byte a channel, and
     `c_kv_scale: [blocks, block_size, groups]` is a scale of each token and 128 channels; the
@@ -49,7 +66,7 @@ class MLA(TokenCached):
 
     mixer = "mla"
 
-    def __init__(self, config: MLAConfig, rope: Rope) -> None:
+    def __init__(self, config: MLAConfig, rope: Rope | None) -> None:
         super().__init__()
         self.config = config
         self.rope = rope
@@ -78,21 +95,20 @@ class MLA(TokenCached):
                 f"{self.name}: kv_cache_dtype='int8' is not for latents; should be 'fp8_e4m3', "
                 f"with a scale for every {GROUP} channels, or 'auto'"
             )
-        if self._quantises:
+        latent, rotated = (tokens, cfg.kv_lora_rank), (tokens, cfg.qk_rope_head_dim)
+        fp8 = self._quantises
+        states = [State("c_kv", latent, torch.float8_e4m3fn if fp8 else self.dtype)]
+        if cfg.qk_rope_head_dim:
+            states.append(State("k_pe", rotated, torch.bfloat16 if fp8 else self.dtype))
+        if fp8:
             groups = -(-cfg.kv_lora_rank // GROUP)
-            states = (
-                State("c_kv", (tokens, cfg.kv_lora_rank), torch.float8_e4m3fn),
-                State("k_pe", (tokens, cfg.qk_rope_head_dim), torch.bfloat16),
-                State("c_kv_scale", (tokens, groups), torch.float32),
-            )
-            return CacheSpec("full", states, tokens)
-        c_kv = State("c_kv", (tokens, cfg.kv_lora_rank), self.dtype)
-        k_pe = State("k_pe", (tokens, cfg.qk_rope_head_dim), self.dtype)
-        return CacheSpec("full", (c_kv, k_pe), tokens)
+            states.append(State("c_kv_scale", (tokens, groups), torch.float32))
+        return CacheSpec("full", tuple(states), tokens)
 
     def _bind(self, *views: Tensor) -> None:
-        self.c_kv, self.k_pe, *scales = views
-        self.c_kv_scale = scales[0] if scales else None
+        self.c_kv, *rest = views
+        self.k_pe = rest.pop(0) if self.config.qk_rope_head_dim else self.c_kv[..., :0]
+        self.c_kv_scale = rest[0] if rest else None
 
     @property
     def _quantises(self) -> bool:
@@ -101,22 +117,61 @@ class MLA(TokenCached):
     def forward(
         self, x: Float[Tensor, "tokens hidden"], batch: ForwardBatch
     ) -> Float[Tensor, "tokens hidden"]:
+        queries, new_tokens = self._project(x, self._query_input(x), batch)
+        return self.o_proj(self.update_and_attend(queries, new_tokens, batch).flatten(1))
+
+    def _project(
+        self,
+        x: Float[Tensor, "tokens hidden"],
+        query_input: Float[Tensor, "tokens query_input"],
+        batch: ForwardBatch,
+    ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """`q_nope` and `q_pe` of every head, and `c_kv` and `k_pe` as they are cached."""
         cfg = self.config
-        q_nope, q_pe = self._queries(x).split([cfg.qk_nope_head_dim, cfg.qk_rope_head_dim], dim=-1)
         c_kv, k_pe = self.kv_a_proj_with_mqa(x).split(
             [cfg.kv_lora_rank, cfg.qk_rope_head_dim], dim=-1
         )
-        heads = torch.cat([q_pe, k_pe[:, None]], dim=1)
-        q_pe, k_pe = self.rope.apply(heads, batch.rope_positions).tensor_split([-1], dim=1)
-        new_tokens = (self.kv_a_layernorm(c_kv), k_pe[:, 0])
-        return self.o_proj(self.update_and_attend((q_nope, q_pe), new_tokens, batch).flatten(1))
+        c_kv = self.kv_a_layernorm(c_kv)
+        if cfg.latent_scale != 1:
+            c_kv = c_kv * cfg.latent_scale
+        q_nope, q_pe = self._split_queries(query_input, batch)
+        heads = self._rotate(torch.cat([q_pe, k_pe[:, None]], dim=1), batch)
+        q_pe, k_pe = heads.tensor_split([-1], dim=1)
+        return (q_nope, q_pe), (c_kv, k_pe[:, 0])
 
-    def _queries(self, x: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens heads qk_dim"]:
+    def _query_input(
+        self, x: Float[Tensor, "tokens hidden"]
+    ) -> Float[Tensor, "tokens query_input"]:
+        """What queries are projected from: their latent, if they have one."""
         if self.config.q_lora_rank is None:
-            q = self.q_proj(x)
-        else:
-            q = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
-        return q.unflatten(-1, (self.config.num_attention_heads, -1))
+            return x
+        return self.q_a_layernorm(self.q_a_proj(x))
+
+    def _split_queries(
+        self, query_input: Float[Tensor, "tokens query_input"], batch: ForwardBatch
+    ) -> tuple[Tensor, Tensor]:
+        """`q_nope` and `q_pe`, which is not rotated yet."""
+        cfg = self.config
+        queries = self._queries(query_input, batch)
+        q_nope, q_pe = queries.split([cfg.qk_nope_head_dim, cfg.qk_rope_head_dim], dim=-1)
+        return q_nope, q_pe
+
+    def _queries(
+        self, query_input: Float[Tensor, "tokens query_input"], batch: ForwardBatch
+    ) -> Float[Tensor, "tokens heads qk_dim"]:
+        project = self.q_proj if self.config.q_lora_rank is None else self.q_b_proj
+        queries = project(query_input).unflatten(-1, (self.config.num_attention_heads, -1))
+        if self.config.query_growth is None:
+            return queries
+        factors = self.config.query_growth.factors(batch.positions)
+        return queries * factors[:, None, None].to(queries.dtype)
+
+    def _rotate(
+        self, heads: Float[Tensor, "tokens heads rope_dim"], batch: ForwardBatch
+    ) -> Float[Tensor, "tokens heads rope_dim"]:
+        if self.rope is None or not self.config.qk_rope_head_dim:
+            return heads
+        return self.rope.apply(heads, batch.rope_positions)
 
     def update_kv_cache(
         self,
@@ -130,7 +185,8 @@ class MLA(TokenCached):
             c_kv, c_kv_scale = quantise_e4m3_groups(c_kv)
             write_pages(c_kv_scale, self.c_kv_scale, slots)
         write_pages(c_kv, self.c_kv, slots)
-        write_pages(k_pe, self.k_pe, slots)
+        if self.config.qk_rope_head_dim:
+            write_pages(k_pe, self.k_pe, slots)
 
     def attend(
         self,
@@ -141,9 +197,7 @@ class MLA(TokenCached):
     ) -> Float[Tensor, "tokens heads v_dim"]:
         """Attends to every latent in the cache up to each token, its own included."""
         assert unwritten is None, "this layer doesn't fuse the update of its cache"
-        cfg = self.config
-        weight = self.kv_b_proj.weight.unflatten(0, (cfg.num_attention_heads, -1))
-        w_uk, w_uv = weight.split([cfg.qk_nope_head_dim, cfg.v_head_dim], dim=1)
+        w_uk, w_uv = self._key_and_value_weights()
         pages = batch.token_pages(self.cache_group)
         return mla_attention(
             q_nope,
@@ -158,10 +212,17 @@ class MLA(TokenCached):
             c_kv_scale=self.c_kv_scale,
         )
 
+    def _key_and_value_weights(self) -> tuple[Tensor, Tensor]:
+        """What expands a latent: `w_uk: [heads, nope_dim, rank]`, `w_uv: [heads, v_dim, rank]`."""
+        cfg = self.config
+        weight = self.kv_b_proj.weight.unflatten(0, (cfg.num_attention_heads, -1))
+        w_uk, w_uv = weight.split([cfg.qk_nope_head_dim, cfg.v_head_dim], dim=1)
+        return w_uk, w_uv
 
-def _softmax_scale(config: MLAConfig, rope: Rope) -> float:
-    """`qk_head_dim ** -0.5`, corrected for stretched positions where the config asks for it."""
-    scale = (config.qk_nope_head_dim + config.qk_rope_head_dim) ** -0.5
-    if rope.config.rope_type != "default" and rope.config.mscale_all_dim:
+
+def _softmax_scale(config: MLAConfig, rope: Rope | None) -> float:
+    """`query_scale * qk_head_dim ** -0.5`, corrected for stretched positions if asked for."""
+    scale = config.query_scale * (config.qk_nope_head_dim + config.qk_rope_head_dim) ** -0.5
+    if rope is not None and rope.config.rope_type != "default" and rope.config.mscale_all_dim:
         scale *= yarn_mscale(rope.config.scale, rope.config.mscale_all_dim) ** 2
     return scale

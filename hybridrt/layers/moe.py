@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from hybridrt.kernels.linear import pack_weight
 from hybridrt.kernels.moe import moe_experts
+from hybridrt.layers.linear import Linear
 from hybridrt.layers.mlp import MLP
 from hybridrt.values import Value, check_divides
 
@@ -20,7 +21,7 @@ class MoEConfig(Value):
 
     Attributes:
         scoring_func: how router logits become scores.
-        norm_topk_prob: the chosen scores are divided by their sum.
+        norm_topk_prob: the chosen scores are divided by their sum, and `topk_norm_eps` beside it.
         routed_scaling_factor: multiplies the weights of routed experts.
         n_group, topk_group: experts outside the best `topk_group` of `n_group` equal groups
             are not chosen.
@@ -29,6 +30,7 @@ class MoEConfig(Value):
             weights (arXiv 2408.15664).
         shared_intermediate_size: of the expert that sees every token; None: there is none.
         shared_bias: that expert has biases.
+        shared_gate: a sigmoid of the token scales what that expert gives (Qwen1.5-MoE).
     """
 
     hidden_size: PositiveInt
@@ -37,6 +39,7 @@ class MoEConfig(Value):
     num_experts_per_tok: PositiveInt
     scoring_func: Literal["softmax", "sigmoid"] = "softmax"
     norm_topk_prob: bool = True
+    topk_norm_eps: float = 1e-20
     routed_scaling_factor: float = 1.0
     n_group: PositiveInt = 1
     topk_group: PositiveInt = 1
@@ -44,6 +47,7 @@ class MoEConfig(Value):
     correction_bias: bool = False
     shared_intermediate_size: int | None = None
     shared_bias: bool = False
+    shared_gate: bool = False
 
     @model_validator(mode="after")
     def _enough_experts(self) -> "MoEConfig":
@@ -53,6 +57,8 @@ class MoEConfig(Value):
                 raise ValueError(
                     f"{few}={getattr(self, few)} should be at most {many}={getattr(self, many)}"
                 )
+        if self.shared_gate and not self.shared_intermediate_size:
+            raise ValueError("shared_gate=True needs a shared_intermediate_size")
         return self
 
 
@@ -83,7 +89,7 @@ class Router(nn.Module):
             # The best groups may have fewer experts than are asked for.
             weights = weights.masked_fill(merit.gather(-1, ids).isinf(), 0)
         if cfg.norm_topk_prob:
-            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+            weights = weights / (weights.sum(-1, keepdim=True) + cfg.topk_norm_eps)
         return ids, weights * cfg.routed_scaling_factor
 
     def _within_best_groups(
@@ -116,6 +122,8 @@ class Experts(nn.Module):
     def pack(self) -> None:
         """Brings every matrix into the device's own layout, where it has one."""
         for name, stacked in [*self.named_parameters()]:
+            if stacked.dim() != 3:  # a bias
+                continue
             matrices = [pack_weight(matrix) for matrix in stacked]
             if matrices[0].is_mkldnn:
                 delattr(self, name)
@@ -145,8 +153,16 @@ class MoE(nn.Module):
             if config.shared_intermediate_size
             else None
         )
+        self.shared_expert_gate = Linear(config.hidden_size, 1) if config.shared_gate else None
 
     def forward(self, x: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens hidden"]:
         ids, weights = self.gate(x)
         routed = moe_experts(x, self.experts.gate_up_proj, self.experts.down_proj, ids, weights)
-        return routed if self.shared_experts is None else routed + self.shared_experts(x)
+        return routed if self.shared_experts is None else routed + self._shared(x)
+
+    def _shared(self, x: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens hidden"]:
+        assert self.shared_experts is not None
+        out = self.shared_experts(x)
+        return (
+            out if self.shared_expert_gate is None else self.shared_expert_gate(x).sigmoid() * out
+        )

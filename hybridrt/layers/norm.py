@@ -1,5 +1,7 @@
 """Norms. All of them square in float32."""
 
+from typing import ClassVar
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -20,6 +22,49 @@ class RMSNorm(nn.Module):
     def forward(self, x: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size"]:
         weight = self.weight.to(x.dtype)
         return F.rms_norm(x, weight.shape, weight, self.eps).to(self.weight.dtype)
+
+
+class OffsetRMSNorm(RMSNorm):
+    """`(1 + weight) * x / sqrt(mean(x^2) + eps)`, as in Gemma (arXiv 2403.08295)."""
+
+    def forward(self, x: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size"]:
+        weight = 1 + self.weight.float()  # in float32, whatever the model's dtype
+        return F.rms_norm(x.float(), weight.shape, weight, self.eps).to(self.weight.dtype)
+
+
+class LayerNorm(nn.Module):
+    """`weight * (x - mean(x)) / sqrt(var(x) + eps) + bias`, over the last axis.
+
+    Source: arXiv 1607.06450. What goes out has the weight's dtype.
+    """
+
+    has_bias: ClassVar[bool] = True
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
+        bias = torch.empty(size) if self.has_bias else None
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+        self.eps = eps
+
+    def forward(self, x: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size"]:
+        weight, bias = self.weight.float(), None if self.bias is None else self.bias.float()
+        return F.layer_norm(x.float(), weight.shape, weight, bias, self.eps).to(self.weight.dtype)
+
+
+class UnbiasedLayerNorm(LayerNorm):
+    """`LayerNorm` without its bias, as in Command R."""
+
+    has_bias = False
+
+
+class OffsetLayerNorm(LayerNorm):
+    """`LayerNorm` whose weight is stored less one, as in Nemotron (arXiv 2402.16819)."""
+
+    def forward(self, x: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size"]:
+        assert self.bias is not None
+        weight, bias = 1 + self.weight.float(), self.bias.float()
+        return F.layer_norm(x.float(), weight.shape, weight, bias, self.eps).to(self.weight.dtype)
 
 
 class GatedRMSNorm(nn.Module):

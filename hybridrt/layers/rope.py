@@ -21,7 +21,9 @@ class RopeConfig(Value):
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
-    rope_type: Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"] = "default"
+    rope_type: Literal[
+        "default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional"
+    ] = "default"
     rope_theta: float = 10_000.0
     factor: float | None = None
     partial_rotary_factor: float | None = None
@@ -83,6 +85,34 @@ def read_rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
     return rope
 
 
+def rope_by_layer_type(
+    config: Mapping[str, Any], defaults: Mapping[str, Mapping[str, Any]]
+) -> dict[str, RopeConfig]:
+    """`rope_parameters` of a model that has them apart for each type of layer.
+
+    `defaults` has what holds for each type if the config doesn't say it: all of an entry
+    that is not there, the `rope_theta` of one that is.
+
+    Raises:
+        ValueError: an entry is of no known type of layer, or not what `RopeConfig` takes.
+    """
+    given = config.get("rope_parameters") or {}
+    unknown = sorted(key for key in given.keys() - defaults.keys() if given[key] is not None)
+    if unknown:
+        raise ValueError(
+            f"config.json: rope_parameters has {unknown}; should have settings of each of "
+            f"{sorted(defaults)}"
+        )
+    found: dict[str, RopeConfig] = {}
+    for layer_type, default in defaults.items():
+        entry = given.get(layer_type) or default
+        entry = {"rope_theta": default["rope_theta"], **entry}
+        longest = config.get("max_position_embeddings")
+        whole = {"rope_parameters": entry, "max_position_embeddings": longest}
+        found[layer_type] = RopeConfig(**read_rope_parameters(whole))
+    return found
+
+
 def yarn_mscale(scale: float, mscale: float = 1.0) -> float:
     """YaRN's correction of attention for stretched positions (arXiv 2309.00071, eq. 22)."""
     return 1.0 if scale <= 1 else 0.1 * mscale * math.log(scale) + 1.0
@@ -110,6 +140,7 @@ class Rope:
         self.dim = dim
         self.interleaved = interleaved
         self.attention_factor = _attention_factor(config)
+        self.frequency_factors: Float[Tensor, " half"] | None = None  # learned; by which to turn
         self._table = torch.empty(0)
 
     @property
@@ -136,6 +167,8 @@ class Rope:
         self._table = (self.attention_factor * table).to(device)
 
     def _angles(self, frequencies: Float[Tensor, " half"], length: int) -> Tensor:
+        if self.frequency_factors is not None:
+            frequencies = frequencies * self.frequency_factors.float().cpu()
         angles = torch.arange(length, dtype=torch.float32)[:, None] * frequencies
         return torch.stack([angles.cos(), angles.sin()], dim=1)
 
@@ -184,6 +217,11 @@ def _default(config: RopeConfig, dim: int) -> Float[Tensor, " half"]:
 def _frequencies(config: RopeConfig, dim: int) -> Float[Tensor, " half"]:
     """Radians per position of each pair."""
     base = _default(config, dim)
+    if config.rope_type == "proportional":
+        # All of a head is laid out in pairs, and the slow ones of them stand still.
+        share = 1.0 if config.partial_rotary_factor is None else config.partial_rotary_factor
+        turning = torch.arange(dim // 2) < int(share * dim // 2)
+        return base / (config.factor or 1.0) * turning
     if config.rope_type == "linear":
         return base / config.scale
     if config.rope_type == "llama3":

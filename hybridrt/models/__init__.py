@@ -1,12 +1,14 @@
 """Models: one file per architecture, named after its `model_type`.
 
 Each file has a `Config` and a `Model`. A file whose name is no `model_type` is listed
-in `_SHARED`.
+in `_SHARED`. Models from elsewhere come by `register_model`, or by an entry point of the
+group `hybridrt.models` whose name is the `model_type`.
 """
 
 import pkgutil
 from functools import cache
 from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,10 +18,15 @@ _SHARED = {
     "causal_lm",
     "config",
     "decoder",
+    "gemma4_config",
+    "multimodal",
     "stack_attention",
     "stack_layer",
     "stack_recurrent",
+    "transformer",
 }
+_ENTRY_POINTS = "hybridrt.models"
+_registered: "dict[str, type[CausalLM]]" = {}
 
 
 @cache
@@ -29,16 +36,118 @@ def known_model_types() -> tuple[str, ...]:
     return tuple(sorted(names - _SHARED))
 
 
-def model_class(config: dict[str, Any]) -> "type[CausalLM]":
-    """The `Model` for this `config.json`.
+def registered_model_types() -> tuple[str, ...]:
+    """Every `model_type` that comes from elsewhere."""
+    return tuple(sorted({*_registered, *(point.name for point in _entry_points())}))
+
+
+def register_model(model_type: str, model: "type[CausalLM]") -> None:
+    """Makes `model` the class for this `model_type` of a `config.json`, in this process.
+
+    A package that is installed does the same for every process by an entry point:
+    `[project.entry-points."hybridrt.models"]`, `my_type = "my_package.my_module:MyModel"`.
 
     Raises:
-        ValueError: there is no file for its `model_type`.
+        ValueError: the name is taken or no name, or `model` is not a `CausalLM` that has a
+            `Config` of its own.
     """
-    model_type = config.get("model_type")
-    if model_type not in known_model_types():
+    if not isinstance(model_type, str) or not model_type:
+        raise ValueError(f"model_type={model_type!r}: should be a name, as config.json has it")
+    if model_type in known_model_types():
+        raise ValueError(f"model_type={model_type!r} is taken by a model of hybridrt")
+    if model_type in registered_model_types():
+        raise ValueError(f"model_type={model_type!r} is taken by {_taken_by(model_type)}")
+    given = getattr(model, "__name__", repr(model))
+    _check_class(model, f"register_model({model_type!r}, {given})")
+    _registered[model_type] = model
+
+
+def model_class(config: dict[str, Any]) -> "type[CausalLM]":
+    """The `Model` for this `config.json`; for the text model of a multimodal one.
+
+    That is found by the file's own `model_type`, with or without `_text` behind it, or by
+    that of its `text_config`, if the model there names the file's in `text_config_of`.
+
+    Raises:
+        ValueError: there is none, or its name is taken twice.
+    """
+    model_type, text = config.get("model_type"), config.get("text_config")
+    if "model_type" not in config and {"d_model", "n_layer"} <= config.keys():
+        # The original packages' config has none; its mixer says which of the two it is.
+        mixer = (config.get("ssm_cfg") or {}).get("layer", "Mamba1")
+        model_type = {"Mamba1": "mamba", "Mamba2": "mamba2"}.get(mixer)
+    found = _find(model_type)
+    if found is None and isinstance(text, dict):
+        inner = _find(text.get("model_type"))
+        if inner is not None and model_type in inner.text_config_of:
+            found = inner
+    if found is None:
+        others = registered_model_types()
+        of_text = f" with the text_config of {text.get('model_type')!r}" if text else ""
         raise ValueError(
-            f"config.json: model_type={model_type!r} is not known; "
+            f"config.json: model_type={model_type!r}{of_text} is not known; "
             f"known are {', '.join(known_model_types())}"
+            + (f"; registered are {', '.join(others)}" if others else "")
         )
-    return import_module(f"{__name__}.{model_type}").Model
+    return found
+
+
+def _find(model_type: Any) -> "type[CausalLM] | None":
+    """The class of a `model_type`, or of the same name with or without `_text`."""
+    if not isinstance(model_type, str):
+        return None
+    bare = model_type.removesuffix("_text")
+    for name in (model_type, f"{model_type}_text" if bare == model_type else bare):
+        points = [point for point in _entry_points() if point.name == name]
+        takers = [*(["hybridrt"] if name in known_model_types() else []), *map(_describe, points)]
+        if len(takers) > 1:
+            raise ValueError(
+                f"model_type={name!r} is taken {len(takers)} times: by {' and by '.join(takers)}; "
+                "should be by one"
+            )
+        if name in _registered:
+            return _registered[name]
+        if points:
+            return _load(points[0])
+        if takers:
+            return import_module(f"{__name__}.{name}").Model
+    return None
+
+
+def _entry_points() -> tuple[EntryPoint, ...]:
+    # Two values of one name are two takers; the same one twice is one package found twice.
+    return tuple(dict.fromkeys(entry_points(group=_ENTRY_POINTS)))
+
+
+def _load(point: EntryPoint) -> "type[CausalLM]":
+    try:
+        found = point.load()
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"{_describe(point)} can't be imported: {error}") from error
+    return _check_class(found, _describe(point))
+
+
+def _describe(point: EntryPoint) -> str:
+    of = f" of {point.dist.name}" if point.dist is not None else ""
+    return f"the entry point {point.name} = {point.value}{of}"
+
+
+def _taken_by(model_type: str) -> str:
+    if model_type in _registered:
+        return f"the class {_registered[model_type].__name__}"
+    return " and ".join(_describe(p) for p in _entry_points() if p.name == model_type)
+
+
+def _check_class(model: Any, what: str) -> "type[CausalLM]":
+    from hybridrt.models.causal_lm import CausalLM
+    from hybridrt.models.config import ModelConfig
+
+    if not (isinstance(model, type) and issubclass(model, CausalLM)):
+        raise ValueError(f"{what}: should be a subclass of {CausalLM.__module__}.CausalLM")
+    config = getattr(model, "Config", None)
+    if not (isinstance(config, type) and issubclass(config, ModelConfig)):
+        raise ValueError(
+            f"{what}: its Config is {config!r}; should be a subclass of "
+            f"{ModelConfig.__module__}.ModelConfig"
+        )
+    return model

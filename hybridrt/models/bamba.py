@@ -15,15 +15,12 @@ from hybridrt.models.config import ModelConfig
 from hybridrt.models.jamba import Layer
 
 
-class Config(ModelConfig):
-    """Keys of a Bamba `config.json`. Half of each head is rotated unless it says otherwise."""
+class HybridConfig(ModelConfig):
+    """The keys of attention and Mamba-2 that Bamba, Falcon-H1 and Granite 4 share."""
 
-    intermediate_size: PositiveInt
     num_attention_heads: PositiveInt
     num_key_value_heads: PositiveInt | None = 8
     head_dim: PositiveInt | None = None
-    attn_layer_indices: list[int] | None = None
-    attn_rotary_emb: int | None = None
     mamba_n_heads: PositiveInt = 128
     mamba_d_head: int | Literal["auto"] = "auto"
     mamba_n_groups: PositiveInt = 1
@@ -35,15 +32,8 @@ class Config(ModelConfig):
     mamba_proj_bias: bool = False
     time_step_limit: Limits = (0.0, inf)
     hidden_act: Literal["silu"] = "silu"
-    max_position_embeddings: PositiveInt = 262_144
     rms_norm_eps: float = 1e-5
-    rope_parameters: RopeConfig
     attention_bias: bool = False
-    mlp_bias: bool = False
-
-    has_partial_rope = True
-    # transformers takes the factor inside rope_parameters and writes over this one.
-    without_effect = ("partial_rotary_factor",)
 
     @property
     def attention(self) -> AttentionConfig:
@@ -58,14 +48,18 @@ class Config(ModelConfig):
         )
 
     @property
+    def inner(self) -> int:
+        """Channels of the recurrence."""
+        return self.mamba_expand * self.hidden_size
+
+    @property
     def mamba(self) -> Mamba2Config:
         """The Mamba-2 layers' sizes."""
-        inner = self.mamba_expand * self.hidden_size
         size = self.mamba_d_head
         return Mamba2Config(
             hidden_size=self.hidden_size,
             num_heads=self.mamba_n_heads,
-            head_dim=inner // self.mamba_n_heads if size == "auto" else size,
+            head_dim=self.inner // self.mamba_n_heads if size == "auto" else size,
             state_size=self.mamba_d_state,
             n_groups=self.mamba_n_groups,
             conv_kernel=self.mamba_d_conv,
@@ -75,6 +69,21 @@ class Config(ModelConfig):
             time_step_limit=self.time_step_limit,
             norm_eps=self.rms_norm_eps,
         )
+
+
+class Config(HybridConfig):
+    """Keys of a Bamba `config.json`. Half of each head is rotated unless it says otherwise."""
+
+    intermediate_size: PositiveInt
+    attn_layer_indices: list[int] | None = None
+    attn_rotary_emb: int | None = None
+    max_position_embeddings: PositiveInt = 262_144
+    rope_parameters: RopeConfig
+    mlp_bias: bool = False
+
+    has_partial_rope = True
+    # transformers takes the factor inside rope_parameters and writes over this one.
+    without_effect = ("partial_rotary_factor",)
 
     def rope(self) -> Rope:
         """The rotary table of the attention layers."""

@@ -32,11 +32,11 @@ class Embedding(nn.Module):
 class Backbone(nn.Module):
     """Everything but the logits."""
 
-    def __init__(self, config: ModelConfig, layers: Iterable[nn.Module], norm_eps: float) -> None:
+    def __init__(self, config: ModelConfig, layers: Iterable[nn.Module], norm: nn.Module) -> None:
         super().__init__()
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(layers)
-        self.norm = RMSNorm(config.hidden_size, norm_eps)
+        self.norm = norm
 
 
 class CausalLM(nn.Module):
@@ -46,12 +46,17 @@ class CausalLM(nn.Module):
         checkpoint_renames: pairs of a regular expression and its replacement, which take
             a checkpoint's tensor names to those of the parameters here.
         ignored_tensors: regular expressions of tensors that may be there unused.
+        text_config_of: further `model_type`s, of multimodal checkpoints whose `text_config`
+            is of this model.
+        norm_class: of the norm behind the last layer.
         float32_residual: layers add up in float32 whatever the model's dtype.
     """
 
     Config: ClassVar[type[ModelConfig]]
     checkpoint_renames: ClassVar[tuple[tuple[str, str], ...]] = ()
     ignored_tensors: tuple[str, ...] = ()
+    text_config_of: ClassVar[tuple[str, ...]] = ()
+    norm_class: ClassVar[type[nn.Module]] = RMSNorm
 
     def __init__(
         self,
@@ -63,7 +68,8 @@ class CausalLM(nn.Module):
     ) -> None:
         super().__init__()
         self.config: ModelConfig = config
-        self.model = Backbone(config, layers, norm_eps)
+        norm = self.norm_class(config.hidden_size, norm_eps)
+        self.model = Backbone(config, layers, norm)
         self.lm_head = Linear(config.hidden_size, config.vocab_size)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
@@ -74,12 +80,16 @@ class CausalLM(nn.Module):
 
     def forward(self, batch: ForwardBatch) -> Float[Tensor, "tokens hidden"]:
         """The last hidden state of every token in the batch."""
-        x = self.model.embed_tokens(batch.input_ids)
+        x = self.embed(batch)
         if self.float32_residual:
             x = x.float()
         for layer in self.model.layers:
             x = layer(x, batch)
         return self.model.norm(x)
+
+    def embed(self, batch: ForwardBatch) -> Float[Tensor, "tokens hidden"]:
+        """What goes into the first layer."""
+        return self.model.embed_tokens(batch.input_ids)
 
     def logits(self, hidden: Float[Tensor, "rows hidden"]) -> Float[Tensor, "rows vocab"]:
         """The logits behind these hidden states, in float32."""
@@ -88,7 +98,7 @@ class CausalLM(nn.Module):
     def cached_layers(self) -> dict[str, CachedLayer]:
         """The layers with a cache of their own, by name, in the order they run."""
         layers = ((n, m) for n, m in self.named_modules() if isinstance(m, CachedLayer))
-        return {n: m for n, m in layers if not shares_cache(m)}
+        return {n: m for n, m in layers if not (shares_cache(m) or m.caches_nothing)}
 
     def prepare(self, max_model_len: int, device: torch.device) -> None:
         """Makes what is computed rather than loaded, once the weights are there."""

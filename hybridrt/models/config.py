@@ -11,6 +11,7 @@ from hybridrt.values import Value
 WITHOUT_EFFECT = frozenset(
     {
         "_attn_implementation",
+        "_attn_implementation_autoset",
         "_name_or_path",
         "architectures",
         "attention_dropout",
@@ -88,6 +89,8 @@ class ModelConfig(Value):
     """Whether `rope_parameters` is filled in, from whichever keys the file has."""
     has_partial_rope: ClassVar[bool] = False
     """Whether a part of each head may be rotated."""
+    default_rope_theta: ClassVar[float] = 10_000.0
+    """The base of the rotary embedding where the file has none."""
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any], ignore: Collection[str] = ()) -> "ModelConfig":
@@ -103,6 +106,7 @@ class ModelConfig(Value):
         if isinstance(values.get("dtype"), str):
             values["dtype"] = values["dtype"].removeprefix("torch.")
         if cls.has_rope:
+            values["rope_theta"] = values.get("rope_theta") or cls.default_rope_theta
             rope = RopeConfig(**read_rope_parameters(values))
             if rope.partial_rotary_factor not in (None, 1.0) and not cls.has_partial_rope:
                 raise ValueError(

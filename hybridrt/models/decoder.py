@@ -11,12 +11,17 @@ class DecoderLayer(nn.Module):
     """Attention, then a feed-forward layer, each behind a norm and added to the stream."""
 
     def __init__(
-        self, hidden_size: int, norm_eps: float, self_attn: nn.Module, mlp: nn.Module
+        self,
+        hidden_size: int,
+        norm_eps: float,
+        self_attn: nn.Module,
+        mlp: nn.Module,
+        norm_class: type[nn.Module] = RMSNorm,
     ) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(hidden_size, norm_eps)
+        self.input_layernorm = norm_class(hidden_size, norm_eps)
         self.self_attn = self_attn
-        self.post_attention_layernorm = RMSNorm(hidden_size, norm_eps)
+        self.post_attention_layernorm = norm_class(hidden_size, norm_eps)
         self.mlp = mlp
 
     def forward(
@@ -24,3 +29,26 @@ class DecoderLayer(nn.Module):
     ) -> Float[Tensor, "tokens hidden"]:
         x = x + self.self_attn(self.input_layernorm(x), batch)
         return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class ParallelLayer(nn.Module):
+    """Attention and a feed-forward layer side by side, on one norm."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        norm_eps: float,
+        self_attn: nn.Module,
+        mlp: nn.Module,
+        norm_class: type[nn.Module] = RMSNorm,
+    ) -> None:
+        super().__init__()
+        self.input_layernorm = norm_class(hidden_size, norm_eps)
+        self.self_attn = self_attn
+        self.mlp = mlp
+
+    def forward(
+        self, x: Float[Tensor, "tokens hidden"], batch: ForwardBatch
+    ) -> Float[Tensor, "tokens hidden"]:
+        normed = self.input_layernorm(x)
+        return x + self.self_attn(normed, batch) + self.mlp(normed)

@@ -3,6 +3,7 @@
 from typing import Literal
 
 from pydantic import PositiveInt
+from torch import nn
 
 from hybridrt.layers.mla import MLA, MLAConfig
 from hybridrt.layers.mlp import MLP
@@ -77,6 +78,20 @@ class Config(ModelConfig):
             attention_bias=self.attention_bias,
         )
 
+    def is_dense(self, index: int) -> bool:
+        """Whether a layer has an MLP in place of experts."""
+        return index < self.first_k_dense_replace
+
+    def feed_forward(self, index: int) -> nn.Module:
+        """What stands behind a layer's attention."""
+        if self.is_dense(index):
+            return MLP(self.hidden_size, self.intermediate_size, self.mlp_bias)
+        return MoE(self.moe)
+
+    def attention(self, index: int, rope: Rope) -> nn.Module:
+        """A layer's attention."""
+        return MLA(self.mla, rope)
+
 
 class Model(CausalLM):
     """MLA in every layer; the first `first_k_dense_replace` have a dense MLP."""
@@ -89,10 +104,8 @@ class Model(CausalLM):
             DecoderLayer(
                 config.hidden_size,
                 config.rms_norm_eps,
-                MLA(config.mla, rope),
-                MLP(config.hidden_size, config.intermediate_size, config.mlp_bias)
-                if i < config.first_k_dense_replace
-                else MoE(config.moe),
+                config.attention(i, rope),
+                config.feed_forward(i),
             )
             for i in range(config.num_hidden_layers)
         ]

@@ -1,6 +1,7 @@
 """Mamba (arXiv 2312.00752)."""
 
-from typing import Literal
+from collections.abc import Collection, Mapping
+from typing import Any, Literal
 
 from jaxtyping import Float
 from pydantic import PositiveInt, model_validator
@@ -12,9 +13,51 @@ from hybridrt.layers.norm import RMSNorm
 from hybridrt.models.causal_lm import CausalLM
 from hybridrt.models.config import ModelConfig
 
+_SIZES = {
+    "d_state": "state_size",
+    "d_conv": "conv_kernel",
+    "expand": "expand",
+    "dt_rank": "time_step_rank",
+    "bias": "use_bias",
+    "conv_bias": "use_conv_bias",
+}
+_OF_INITIALISATION = {"dt_min", "dt_max", "dt_init", "dt_scale", "dt_init_floor", "A_init_range"}
+
+
+def is_original(config: Mapping[str, Any]) -> bool:
+    """Whether a `config.json` is that of the `mamba_ssm` package, which has no `model_type`."""
+    return "model_type" not in config and {"d_model", "n_layer"} <= config.keys()
+
+
+def translate(config: Mapping[str, Any], sizes: Mapping[str, str]) -> dict[str, Any]:
+    """A config of the `mamba_ssm` package (`MambaConfig`) under transformers' names.
+
+    `sizes` are the names of what may stand in `ssm_cfg`. Rows of the embedding, which the
+    config doesn't say, are as many as the padding makes of the vocabulary.
+
+    Raises:
+        ValueError: the layers are not all of one kind, or `ssm_cfg` has what isn't known.
+    """
+    config = dict(config)
+    mixer = {k: v for k, v in (config.pop("ssm_cfg", None) or {}).items() if k != "layer"}
+    unknown = sorted(mixer.keys() - sizes.keys() - _OF_INITIALISATION - {"use_fast_path"})
+    attends, between = config.pop("attn_layer_idx", None), config.pop("d_intermediate", 0)
+    config.pop("attn_cfg", None)
+    if unknown or attends or between:
+        raise ValueError(
+            f"config.json: ssm_cfg has {unknown}, attn_layer_idx={attends} and "
+            f"d_intermediate={between}; it should have nothing but {sorted(sizes)}, [] and 0"
+        )
+    multiple = config.pop("pad_vocab_size_multiple", 8)
+    config["vocab_size"] = -(-config["vocab_size"] // multiple) * multiple
+    for key, name in (("d_model", "hidden_size"), ("n_layer", "num_hidden_layers")):
+        config[name] = config.pop(key)
+    config["tie_word_embeddings"] = config.pop("tie_embeddings", True)
+    return config | {sizes[key]: value for key, value in mixer.items() if key in sizes}
+
 
 class Config(ModelConfig):
-    """Keys of a Mamba `config.json`."""
+    """Keys of a Mamba `config.json`, that of transformers or that of `mamba_ssm`."""
 
     state_size: PositiveInt = 16
     expand: int | float = 2
@@ -36,10 +79,31 @@ class Config(ModelConfig):
     has_rope = False
     without_effect = ("pad_vocab_size_multiple", "ssm_cfg")
 
+    @classmethod
+    def from_json(cls, config: Mapping[str, Any], ignore: Collection[str] = ()) -> ModelConfig:
+        """The config, checked; see `translate`."""
+        if is_original(config):
+            config = {**translate(config, _SIZES), "model_type": "mamba"}
+        return super().from_json(config, ignore)
+
     @property
     def inner(self) -> int:
         """Channels of the recurrence."""
         return int(self.expand * self.hidden_size)
+
+    @property
+    def mixer(self) -> Mamba1Config:
+        """The sizes of every layer's mixer."""
+        rank = self.time_step_rank
+        return Mamba1Config(
+            hidden_size=self.hidden_size,
+            intermediate_size=self.inner,
+            state_size=self.state_size,
+            conv_kernel=self.conv_kernel,
+            time_step_rank=-(-self.hidden_size // 16) if rank == "auto" else rank,
+            use_bias=self.use_bias,
+            use_conv_bias=self.use_conv_bias,
+        )
 
     @model_validator(mode="after")
     def _agree(self) -> "Config":
@@ -85,18 +149,9 @@ class Model(CausalLM):
     checkpoint_renames = RENAMES
 
     def __init__(self, config: Config) -> None:
-        rank = config.time_step_rank
-        mixer = Mamba1Config(
-            hidden_size=config.hidden_size,
-            intermediate_size=config.inner,
-            state_size=config.state_size,
-            conv_kernel=config.conv_kernel,
-            time_step_rank=-(-config.hidden_size // 16) if rank == "auto" else rank,
-            use_bias=config.use_bias,
-            use_conv_bias=config.use_conv_bias,
-        )
         eps = config.layer_norm_epsilon
         layers = [
-            Layer(config.hidden_size, eps, Mamba1(mixer)) for _ in range(config.num_hidden_layers)
+            Layer(config.hidden_size, eps, Mamba1(config.mixer))
+            for _ in range(config.num_hidden_layers)
         ]
         super().__init__(config, layers, eps, float32_residual=config.residual_in_fp32)

@@ -1,18 +1,31 @@
 """Mamba-2 (arXiv 2405.21060)."""
 
+from collections.abc import Collection, Mapping
 from math import inf
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import PositiveInt, model_validator
 
 from hybridrt.layers.mamba2 import Limits, Mamba2, Mamba2Config
 from hybridrt.models.causal_lm import CausalLM
 from hybridrt.models.config import ModelConfig
-from hybridrt.models.mamba import RENAMES, Layer
+from hybridrt.models.mamba import RENAMES, Layer, is_original, translate
+
+_SIZES = {
+    "d_state": "state_size",
+    "d_conv": "conv_kernel",
+    "expand": "expand",
+    "headdim": "head_dim",
+    "ngroups": "n_groups",
+    "chunk_size": "chunk_size",
+    "bias": "use_bias",
+    "conv_bias": "use_conv_bias",
+    "dt_limit": "time_step_limit",
+}
 
 
 class Config(ModelConfig):
-    """Keys of a Mamba-2 `config.json`."""
+    """Keys of a Mamba-2 `config.json`, that of transformers or that of `mamba_ssm`."""
 
     num_heads: PositiveInt = 128
     head_dim: PositiveInt = 64
@@ -28,11 +41,22 @@ class Config(ModelConfig):
     layer_norm_epsilon: float = 1e-5
     time_step_limit: Limits = (0.0, inf)
     residual_in_fp32: bool = True
+    fused_add_norm: bool = True
     rms_norm: Literal[True] = True
 
     has_rope = False
     # Every runtime of these checkpoints norms behind the gate, whatever the key says.
     without_effect = ("norm_before_gate", "time_step_rank")
+
+    @classmethod
+    def from_json(cls, config: Mapping[str, Any], ignore: Collection[str] = ()) -> ModelConfig:
+        """The config, checked. That of `mamba_ssm` leaves the number of heads to be found."""
+        if is_original(config):
+            values = {"model_type": "mamba2", "n_groups": 1, "expand": 2, "head_dim": 64}
+            values |= translate(config, _SIZES)
+            inner = int(values["expand"] * values["hidden_size"])
+            config = {**values, "num_heads": inner // values["head_dim"]}
+        return super().from_json(config, ignore)
 
     @model_validator(mode="after")
     def _agree(self) -> "Config":

@@ -1,7 +1,11 @@
 """`hybridrt inspect`."""
 
+import shutil
+
 import pytest
+import torch
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from .conftest import DEMO
 
@@ -20,6 +24,62 @@ def test_cache_bytes_of_the_parts_are_those_of_the_plan(run, config_only):
     data = run("inspect", config_only, "--json").json
     for key in ("bytes_per_token", "bytes_per_sequence"):
         assert sum(part[f"cache_{key}"] for part in data["parts"]) == data["plan"][key]
+
+
+def test_every_tensor_is_said_to_become_what_it_fills(run):
+    data = run("inspect", DEMO, "--json").json["weights"]
+    assert data["fits"] and data["missing"] == data["unused"] == [] and data["problems"] == {}
+    with safe_open(DEMO / "model.safetensors", "pt") as file:
+        assert {tensor["name"] for tensor in data["tensors"]} == set(file.keys())
+    by_name = {tensor["name"]: tensor for tensor in data["tensors"]}
+    assert by_name["model.layers.2.mixer.k_proj.weight"] == {
+        "name": "model.layers.2.mixer.k_proj.weight",
+        "file": "model.safetensors",
+        "dtype": "F32",
+        "shape": [64, 128],
+        "bytes": 4 * 64 * 128,
+        "use": "weight",
+        "becomes": "model.layers.2.mixer.qkv_proj.weight[128:192]",
+    }
+
+
+def test_without_weights_there_is_a_plan_and_no_tensors(run, config_only):
+    assert run("inspect", config_only, "--json").json["weights"] is None
+    out = run("inspect", config_only).out
+    assert "Tensors" not in out and "Cached layers" in out and "Cache groups" in out
+
+
+def test_a_checkpoint_is_explained_within_80_columns(run):
+    out = run("inspect", DEMO).out
+    assert max(map(len, out.splitlines())) <= 80
+    for text in (
+        "2, 4       mixer.o_proj.weight          F32 128x128  itself",
+        "The weights fit the model.",
+        "Cached layers",
+        "Cache groups",
+    ):
+        assert text in out
+
+
+def test_what_is_missing_and_unused_is_listed(run, tmp_path):
+    shutil.copy(DEMO / "config.json", tmp_path)
+    tensors = load_file(DEMO / "model.safetensors")
+    del tensors["model.norm.weight"]
+    tensors |= {"visual.blocks.0.weight": torch.ones(2), "model.more": torch.ones(3)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    data = run("inspect", tmp_path, "--json").json["weights"]
+    assert not data["fits"]
+    assert data["missing"] == ["model.norm.weight"]
+    assert set(data["unused"]) == {"visual.blocks.0.weight", "model.more"}
+    assert data["problems"] == {"missing": ["model.norm.weight"], "unexpected": ["model.more"]}
+    out = run("inspect", tmp_path).out
+    for text in (
+        "The weights do not fit the model.",
+        "missing (1):\n    model.norm.weight",
+        "unexpected (1):\n    model.more",
+        "left aside (1):\n    visual.blocks.0.weight",
+    ):
+        assert text in out
 
 
 @pytest.mark.parametrize("page_size", [4, 16])

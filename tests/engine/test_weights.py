@@ -328,21 +328,26 @@ def test_progress_goes_to_standard_error(
 
 
 MEASURE = """
-import resource, sys, torch
+import sys, torch
 from pathlib import Path
 from torch import nn
 from hybridrt.engine.weights import load_weights
+
+def peak():  # ru_maxrss would begin with that of the process that started this one
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024
+
 with torch.device("meta"):
     layers = [nn.Linear(2048, 2048, bias=False) for _ in range(12)]
     model = nn.Sequential(*layers).to(eval(sys.argv[2]))
 torch.ones(2048, 2048).to(torch.bfloat16)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak()
 load_weights(model, Path(sys.argv[1]), device=torch.device("cpu"))
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+print(peak() - before)
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss has another unit elsewhere")
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is only there")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_peak_memory_is_the_model_and_one_tensor(dtype: torch.dtype, tmp_path: Path) -> None:
     one = 2048 * 2048
@@ -351,4 +356,8 @@ def test_peak_memory_is_the_model_and_one_tensor(dtype: torch.dtype, tmp_path: P
     command = [sys.executable, "-c", MEASURE, str(tmp_path), str(dtype)]
     grown = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     # Small change for allocator and interpreter; the file is 200 MB.
-    assert grown < 12 * one * dtype.itemsize + one * 4 + 16 * 2**20
+    assert (
+        12 * one * dtype.itemsize - 32 * 2**20
+        < grown
+        < 12 * one * dtype.itemsize + one * 4 + 16 * 2**20
+    )

@@ -17,6 +17,8 @@ from hybridrt.batch import ForwardBatch
 from hybridrt.kernels.backend import StateBackend
 from hybridrt.kernels.causal_conv1d import causal_conv1d
 from hybridrt.kernels.gated_delta_rule import gated_delta_rule
+from hybridrt.kernels.linear_recurrence import linear_recurrence
+from hybridrt.kernels.recent_inputs import recent_inputs
 from hybridrt.kernels.selective_scan import selective_scan
 from hybridrt.kernels.ssd import ssd
 from tests.harness.batches import Row, make_batch, pages_of, uncut
@@ -50,6 +52,10 @@ def _conv(
     return causal_conv1d(x, weight, None, cache, *pages_of(batch), batch, backend, None)
 
 
+def _recent(inputs: list[Tensor], cache: Tensor, batch: ForwardBatch, _: StateBackend) -> Tensor:
+    return recent_inputs(inputs[0].to(cache.dtype), cache, *pages_of(batch), batch)
+
+
 def _scan_inputs(tokens: int, draw: Draw) -> list[Tensor]:
     return [draw(tokens, 70), draw(tokens, 70).sigmoid(), draw(tokens, 5), draw(tokens, 5)]
 
@@ -60,6 +66,16 @@ def _scan(
     x, dt, B, C = inputs
     A = -torch.linspace(0.01, 3, 350, device=cache.device).view(70, 5)
     return selective_scan(x, dt, A, B, C, A[:, 0], cache, *pages_of(batch), batch, backend)
+
+
+def _recurrence_inputs(tokens: int, draw: Draw) -> list[Tensor]:
+    return [draw(tokens, 70), draw(tokens, 70).sigmoid()]
+
+
+def _recurrence(
+    inputs: list[Tensor], cache: Tensor, batch: ForwardBatch, backend: StateBackend
+) -> Tensor:
+    return linear_recurrence(*inputs, cache, *pages_of(batch), batch)
 
 
 def _ssd_inputs(tokens: int, draw: Draw) -> list[Tensor]:
@@ -86,7 +102,9 @@ def _delta(inputs: list[Tensor], cache: Tensor, batch: ForwardBatch, _: StateBac
 DELTA = Kernel((4, 8, 6), _delta_inputs, _delta)
 KERNELS = {
     "causal_conv1d": Kernel((3, 16), _conv_inputs, _conv),
+    "recent_inputs": Kernel((3, 16), _conv_inputs, _recent),
     "selective_scan": Kernel((70, 5), _scan_inputs, _scan),
+    "linear_recurrence": Kernel((70,), _recurrence_inputs, _recurrence),
     "ssd": Kernel((4, 16, 16), _ssd_inputs, _ssd),
     "gated_delta_rule": DELTA,
     "KDA": replace(DELTA, inputs=lambda tokens, draw: _delta_inputs(tokens, draw, 8)),

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hybridrt.kernels.moe import moe_experts
+from hybridrt.kernels.reference.gates import Gating
 from tests.harness.properties import bounded
 from tests.harness.tolerance import assert_close, assert_right
 
@@ -78,6 +79,49 @@ def test_extreme_routings(device: str, dtype: torch.dtype, ids: list[list[int]])
 def test_odd_sizes(device: str, dtype: torch.dtype, hidden: int, inner: int) -> None:
     ids = torch.tensor([[0, 2], [1, 2], [4, 0]])
     _check(ids, dtype, device, experts=5, hidden=hidden, inner=inner)
+
+
+def _gated(values: Tensor, gating: str, alpha: float, limit: float) -> Tensor:
+    if gating == "clamped":
+        gate = torch.minimum(values[0::2], torch.tensor(limit))
+        up = values[1::2].clamp(-limit, limit)
+        return gate / (1 + torch.exp(-alpha * gate)) * (up + 1)
+    gate, up = values.chunk(2)
+    if gating == "silu":
+        return gate * torch.sigmoid(gate) * up
+    cube = gate + 0.044715 * gate**3  # GELU by tanh, arXiv 1606.08415
+    return 0.5 * gate * (1 + torch.tanh((2 / torch.pi) ** 0.5 * cube)) * up
+
+
+@pytest.mark.parametrize("biased", [False, True], ids=["plain", "biased"])
+@pytest.mark.parametrize("gating", ["silu", "gelu_pytorch_tanh", "clamped"])
+@pytest.mark.parametrize("tokens", [40, 200])  # few and many, which a GPU treats unlike
+def test_gates_and_biases(
+    device: str, dtype: torch.dtype, tokens: int, gating: Gating, biased: bool
+) -> None:
+    draw = torch.Generator().manual_seed(tokens)
+    experts, hidden, inner, (alpha, limit) = 6, 24, 16, (1.3, 0.8)
+    shapes = [(tokens, hidden), (experts, 2 * inner, hidden), (experts, hidden, inner)]
+    shapes += [(experts, 2 * inner), (experts, hidden)]
+    parts = [torch.randn(s, generator=draw).mul_(s[-1] ** -0.5 * 2).to(dtype) for s in shapes]
+    ids = torch.stack([torch.randperm(experts, generator=draw)[:2] for _ in range(tokens)])
+    weights = torch.rand(ids.shape, generator=draw)
+
+    def definition(
+        x: Tensor, gate_up: Tensor, down: Tensor, gate_up_bias: Tensor, down_bias: Tensor
+    ) -> Tensor:
+        out = torch.zeros_like(x)
+        for t, j in torch.cartesian_prod(torch.arange(tokens), torch.arange(2)).tolist():
+            e = int(ids[t, j])
+            values = gate_up[e] @ x[t] + biased * gate_up_bias[e]
+            result = down[e] @ _gated(values, gating, alpha, limit) + biased * down_bias[e]
+            out[t] += weights[t, j].to(x.dtype) * result
+        return out
+
+    x, gate_up, down, *biases = (part.to(device) for part in parts)
+    gate_up_bias, down_bias = biases if biased else (None, None)
+    rest = (ids.to(device), weights.to(device), gate_up_bias, down_bias, gating, alpha, limit)
+    assert_right(moe_experts(x, gate_up, down, *rest), definition, *parts)
 
 
 def test_a_tokens_result_does_not_depend_on_the_others(device: str) -> None:

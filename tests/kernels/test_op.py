@@ -22,11 +22,16 @@ from tests.harness.layer_rows import BY_REASON
 WRITTEN: dict[str, set[str]] = {
     "causal_conv1d": {"conv_state"},
     "gated_delta_rule": {"ssm_state"},
+    "linear_recurrence": {"state"},
     "mla_attention": set(),
     "paged_attention": set(),
+    "recent_inputs": {"state"},
+    "select_tokens": set(),
     "selective_scan": {"ssm_state"},
+    "sparse_mla_attention": set(),
     "ssd": {"ssm_state"},
     "stacked_moe_experts": set(),
+    "stacked_relu2_experts": set(),
     "write_pages": {"cache"},
 }
 """Every op, and which of its arguments it writes."""
@@ -38,9 +43,13 @@ LAYERS = {
     "fp8": ("attention", Setting(4, 2, kv_cache_dtype="fp8_e4m3")),
     "MLA": ("MLA", Setting(4, 2)),
     "MLA, fp8": ("MLA", Setting(4, 2, kv_cache_dtype="fp8_e4m3")),
+    "sparse MLA": ("sparse MLA", Setting(4, 2)),
+    "sparse MLA, fp8": ("sparse MLA", Setting(4, 2, kv_cache_dtype="fp8_e4m3")),
     "Mamba-1": ("Mamba-1", Setting(state_backend="numba")),
+    "Mamba-1 in heads": ("Mamba-1 in heads", Setting(state_backend="numba")),
     "Mamba-2": ("Mamba-2", Setting(state_backend="numba")),
     "short convolution": ("short convolution", Setting()),
+    "RG-LRU": ("RG-LRU", Setting()),
     "gated delta net": ("gated delta net", Setting()),
 }
 """Layers whose kernels are every op with a cache, with all kinds of caches."""
@@ -96,7 +105,8 @@ def test_every_op_declares_what_it_writes() -> None:
 
 def test_every_op_with_a_cache_is_among_these_layers() -> None:
     called = {op._schema.name for name in LAYERS for op, _ in _through_ops(name)[2].calls}
-    assert called == {f"hybridrt::{name}" for name in WRITTEN} - {"hybridrt::stacked_moe_experts"}
+    without = {"stacked_moe_experts", "stacked_relu2_experts"}
+    assert called == {f"hybridrt::{name}" for name in WRITTEN.keys() - without}
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -120,8 +130,10 @@ def test_the_op_of_experts_passes_them_too() -> None:
     gate_up, down = torch.randn(3, 16, x.shape[1]), torch.randn(3, x.shape[1], 8)
     op = torch.ops.hybridrt.stacked_moe_experts.default
     args = (x, gate_up, down, ids, torch.rand(5, 2))
-    assert torch.equal(op(*args), stacked_moe_experts(*args))
-    _check(op, args)
+    biases = (torch.randn(3, 16), torch.randn(3, x.shape[1]))
+    for rest in ((None, None, "silu", 1.0, 1.0), (*biases, "clamped", 1.7, 0.5)):
+        assert torch.equal(op(*args, *rest), stacked_moe_experts(*args, *rest))
+        _check(op, (*args, *rest))
 
 
 @QUIET

@@ -176,7 +176,7 @@ def test_bug_12_kernel_blocks_of_latents_hold_what_was_written(kernel_block_size
 @pytest.mark.parametrize("row", LAYERS, ids=_by_reason)
 def test_bug_17_what_a_layer_binds_is_the_pool_itself(row: LayerRow, kv_layout: str) -> None:
     bench = Bench(row, Setting(4, 2, kv_layout))
-    views = _cache_views(bench)
+    views = [view for view in _cache_views(bench) if view.numel()]
     assert len(views) == len(bench.layer.cache_spec.states)
     for view in views:
         assert view.untyped_storage().data_ptr() == bench.pool.untyped_storage().data_ptr()

@@ -49,6 +49,18 @@ def test_a_fused_layer_is_its_parts_side_by_side(bias: bool) -> None:
 
 
 @pytest.mark.parametrize("bias", [False, True])
+def test_a_fused_layer_may_be_one_in_a_checkpoint_too(bias: bool) -> None:
+    fused = FusedLinear(8, PARTS, bias, fused="qkv_proj")
+    split, whole = fused.checkpoint_layouts()
+    assert set(whole) == {f"qkv_proj.{kind}" for kind, _ in fused.named_parameters()}
+    for kind, parameter in fused.named_parameters():
+        parts = torch.cat([split[f"{part}.{kind}"] for part in PARTS])
+        assert whole[f"qkv_proj.{kind}"].shape == parts.shape == parameter.shape
+        whole[f"qkv_proj.{kind}"].fill_(3)
+        assert parameter.eq(3).all()
+
+
+@pytest.mark.parametrize("bias", [False, True])
 def test_the_mlp_is_swiglu(bias: bool) -> None:
     mlp = MLP(8, 20, bias)
     randomise(mlp)

@@ -131,6 +131,24 @@ def test_the_layer_adds_routed_and_shared_experts(shared: int | None, shared_bia
     assert_close(layer(x), expected)
 
 
+def test_a_gate_scales_the_shared_expert() -> None:
+    shared = {"shared_intermediate_size": 14}
+    layer, ungated = (MoE(Routing("", {**shared, **c}).config) for c in ({"shared_gate": True}, {}))
+    randomise(layer)
+    assert layer.shared_expert_gate is not None
+    ungated.load_state_dict(layer.state_dict(), strict=False)
+    routed = MoE(Routing("").config)
+    routed.load_state_dict(layer.state_dict(), strict=False)
+    x = _tokens()
+    gate = (x @ layer.shared_expert_gate.weight.t()).sigmoid()
+    assert_close(layer(x), routed(x) + gate * (ungated(x) - routed(x)))
+
+
+def test_a_gate_without_a_shared_expert_is_refused() -> None:
+    with pytest.raises(ValueError, match="needs a shared_intermediate_size"):
+        Routing("", {"shared_gate": True}).config  # noqa: B018
+
+
 def _swiglu(x: Tensor, gate_up: Any, down: Any) -> Tensor:
     both = x @ gate_up.weight.t()
     both = both if gate_up.bias is None else both + gate_up.bias

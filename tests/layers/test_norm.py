@@ -4,7 +4,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from hybridrt.layers.norm import GatedRMSNorm, RMSNorm
+from hybridrt.layers.norm import (
+    GatedRMSNorm,
+    LayerNorm,
+    OffsetLayerNorm,
+    OffsetRMSNorm,
+    RMSNorm,
+    UnbiasedLayerNorm,
+)
 from tests.harness.tolerance import assert_right, assert_small_rms_ratio
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -27,6 +34,36 @@ def test_rms_norm(size: int, eps: float, dtype: torch.dtype) -> None:
     out = norm(x)
     assert out.dtype == dtype
     assert_right(out, lambda x, w: _rms_norm(x, w, eps), x, weight)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_offset_rms_norm(dtype: torch.dtype) -> None:
+    norm = OffsetRMSNorm(33, 0.5)
+    norm.weight.data = weight = _normal(33, seed=0, dtype=dtype)
+    x = _normal(2, 50, 33, seed=1, dtype=dtype)
+    out = norm(x)
+    assert out.dtype == dtype
+    assert_right(out, lambda x, w: _rms_norm(x, 1 + w, 0.5), x, weight)
+
+
+def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor | float, eps: float) -> Tensor:
+    centred = x - x.mean(-1, keepdim=True)
+    return weight * centred / torch.sqrt((centred * centred).mean(-1, keepdim=True) + eps) + bias
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", [LayerNorm, UnbiasedLayerNorm, OffsetLayerNorm])
+def test_layer_norms(kind: type[LayerNorm], dtype: torch.dtype) -> None:
+    norm = kind(33, 0.5)
+    norm.weight.data = weight = _normal(33, seed=0, dtype=dtype)
+    bias = torch.zeros(33, dtype=dtype)
+    if norm.bias is not None:
+        norm.bias.data = bias = _normal(33, seed=2, dtype=dtype)
+    x = _normal(2, 50, 33, seed=1, dtype=dtype)
+    offset = 1 if kind is OffsetLayerNorm else 0
+    out = norm(x)
+    assert out.dtype == dtype
+    assert_right(out, lambda x, w, b: _layer_norm(x, offset + w, b, 0.5), x, weight, bias)
 
 
 def test_rms_norm_squares_in_float32() -> None:

@@ -24,6 +24,8 @@ ROWS = [
         "attention, shared window": ("int8",),
         "MLA": ("fp8_e4m3",),
         "MLA with low rank queries": ("fp8_e4m3",),
+        "MLA without a rotated part": ("fp8_e4m3",),
+        "sparse MLA": ("fp8_e4m3",),
     }.items()
     for dtype in dtypes
 ]

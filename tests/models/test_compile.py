@@ -19,7 +19,7 @@ PARAMS = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, logprobs
 
 def _decode(name: str, graphs: Graphs | None) -> tuple[list[Any], Tensor]:
     """Tokens with their log-probabilities, and every byte of the pool behind the last."""
-    llm = open_llm(f"hybrid_stack-{name}", dtype="bfloat16", poison_freed_pages=False)
+    llm = open_llm(name, dtype="bfloat16", poison_freed_pages=False)
     for prompt in PROMPTS:
         llm.add_request(prompt, PARAMS)
     outputs = llm.step()
@@ -31,7 +31,14 @@ def _decode(name: str, graphs: Graphs | None) -> tuple[list[Any], Tensor]:
     return [output.outputs[0].logprobs for output in outputs], llm.engine.pool.bytes
 
 
-@pytest.mark.parametrize("name", ["every-mixer", "every-state-between-attention"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "hybrid_stack-every-mixer",
+        "hybrid_stack-every-state-between-attention",
+        "mistral_large4-shared-latents-and-selections",
+    ],
+)
 def test_tokens_and_every_byte_of_the_pool_are_the_same(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

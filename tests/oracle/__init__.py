@@ -6,6 +6,7 @@ cache (its cached paths have bugs). For our own `hybrid_stack` the dense twin th
 it is trained with answers.
 """
 
+import tests.oracle.auto_classes  # noqa: F401
 from tests.oracle.checkpoints import tiny_checkpoint
 from tests.oracle.forward import oracle_greedy, oracle_logprobs
 from tests.oracle.rows import Tiny

@@ -5,7 +5,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-Layout = Literal["plain", "legacy", "stacked", "sharded", "extra layer"]
+Layout = Literal[
+    "plain",
+    "legacy",
+    "stacked",
+    "sharded",
+    "extra layer",
+    "multimodal",
+    "convolutions by part",
+    "A.X-K1",
+]
 
 
 @dataclass(frozen=True)
@@ -19,10 +28,16 @@ class Tiny:
         layout: how it lies on disk: `legacy` writes `config.json` as older releases
             did, `stacked` has all experts of a layer in one tensor, `sharded` has an
             index and several files, `extra layer` has tensors of a layer beyond the
-            last (as DeepSeek-V3's multi-token prediction).
+            last (as DeepSeek-V3's multi-token prediction), `multimodal` has the model as the
+            `text_config` and `language_model` of a larger one, beside a tensor for images,
+            `convolutions by part` has those of queries, keys and values apart, where
+            transformers saves three equal parts of all their channels, `A.X-K1` has no bias of
+            the choice of experts, and the norm behind them in dense layers too.
         prompt_lengths: of the prompts of one batch. 41 is more than one prefill chunk.
         stepwise: a longer sequence gives other logits at the positions before, so every
             output token needs a forward of its own to be judged by.
+        earliest_seen: a token early in 41 that still shows at the last: where every layer has
+            a window, the first doesn't.
     """
 
     model_type: str
@@ -31,6 +46,7 @@ class Tiny:
     layout: Layout = "plain"
     prompt_lengths: tuple[int, ...] = (1, 3, 8, 17, 41)
     stepwise: bool = False
+    earliest_seen: int = 0
 
     @property
     def name(self) -> str:
@@ -40,7 +56,8 @@ class Tiny:
     @property
     def has_experts(self) -> bool:
         """Whether some layer chooses among experts."""
-        return max(self.config.get(key, 1) for key in ("n_routed_experts", "num_experts")) > 1
+        names = ("n_routed_experts", "num_experts", "num_local_experts")
+        return max(self.config.get(key, 1) for key in names) > 1
 
 
 def row(
@@ -49,10 +66,11 @@ def row(
     layout: Layout = "plain",
     prompt_lengths: tuple[int, ...] = Tiny.prompt_lengths,
     stepwise: bool = False,
+    earliest_seen: int = 0,
     **changes: Any,
 ) -> Tiny:
     """What changes against the model's first row, and why. For `rows`."""
-    return Tiny("", reason, changes, layout, prompt_lengths, stepwise)
+    return Tiny("", reason, changes, layout, prompt_lengths, stepwise, earliest_seen)
 
 
 def rows(model_type: str, base: Mapping[str, Any], *changed: Tiny) -> list[Tiny]:

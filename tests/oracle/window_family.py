@@ -1,5 +1,19 @@
-"""Rows of further models: see `table.py`."""
+"""Rows of models with windows, sinks, soft caps or shared keys and values: see `table.py`."""
 
+from tests.oracle.gemma_rows import GEMMA, GEMMA2, GEMMA3, GEMMA4, VAULTGEMMA
+from tests.oracle.llama4_rows import LLAMA4
+from tests.oracle.recurrent_gemma_rows import RECURRENT_GEMMA
 from tests.oracle.rows import Tiny
+from tests.oracle.sink_rows import GPT_OSS, MIMO_V2_FLASH
 
-MODELS: tuple[list[Tiny], ...] = ()
+MODELS: tuple[list[Tiny], ...] = (
+    GEMMA2,
+    GEMMA3,
+    GPT_OSS,
+    MIMO_V2_FLASH,
+    GEMMA4,
+    RECURRENT_GEMMA,
+    GEMMA,
+    VAULTGEMMA,
+    LLAMA4,
+)

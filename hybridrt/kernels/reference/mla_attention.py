@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Float32, Shaped
+from jaxtyping import Bool, Float, Float32, Shaped
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -15,7 +15,7 @@ from hybridrt.kernels.reference.softmax_attention import Softmax, causal_attenti
 
 
 @dataclass(frozen=True, slots=True)
-class _Latents:
+class Latents:
     """Latents and rotary keys in pages, and the latents' scales if they are quantised."""
 
     c_kv: Shaped[Tensor, "blocks block_size rank"]
@@ -46,21 +46,36 @@ def mla_attention(
     c_kv_scale: Float32[Tensor, "blocks block_size groups"] | None = None,
 ) -> Float[Tensor, "tokens heads v_dim"]:
     """See `hybridrt.kernels.mla_attention`."""
-    latents = _Latents(c_kv, k_pe, c_kv_scale)
+    latents = Latents(c_kv, k_pe, c_kv_scale)
     out = q_nope.new_empty(q_nope.shape[0], q_nope.shape[1], w_uv.shape[1])
     stop = batch.num_decodes
     if batch.num_decodes:
-        q = _absorb(q_nope[:stop], q_pe[:stop], w_uk)
-        out[:stop] = _expand_values(_decode(q, latents, pages, batch, scale), w_uv)
+        q = absorb(q_nope[:stop], q_pe[:stop], w_uk)
+        out[:stop] = expand_values(decode_latents(q, latents, pages, batch, scale), w_uv)
     for row in batch.prefills:
         stop = row.stop
         tokens = slice(row.start, stop)
-        cached = _read_row(latents, pages, row, q_nope.dtype)
-        attend = _expanded if expanding_is_cheaper(row, w_uk, w_uv, q_pe.shape[-1]) else _absorbed
-        out[tokens] = attend(q_nope[tokens], q_pe[tokens], *cached, w_uk, w_uv, scale)
+        queries = q_nope[tokens], q_pe[tokens]
+        out[tokens] = attend_row(*queries, latents, w_uk, w_uv, pages, row, scale)
     if stop < len(q_nope):
         out[stop:] = 0  # padding
     return out
+
+
+def attend_row(
+    q_nope: Float[Tensor, "queries heads nope_dim"],
+    q_pe: Float[Tensor, "queries heads rope_dim"],
+    latents: Latents,
+    w_uk: Float[Tensor, "heads nope_dim rank"],
+    w_uv: Float[Tensor, "heads v_dim rank"],
+    pages: TokenPages,
+    row: Prefill,
+    scale: float,
+) -> Float[Tensor, "queries heads v_dim"]:
+    """The queries of one prefill row, in the cheaper form."""
+    cached = _read_row(latents, pages, row, q_nope.dtype)
+    attend = _expanded if expanding_is_cheaper(row, w_uk, w_uv, q_pe.shape[-1]) else _absorbed
+    return attend(q_nope, q_pe, *cached, w_uk, w_uv, scale)
 
 
 def expanding_is_cheaper(
@@ -84,7 +99,7 @@ def expanding_is_cheaper(
 
 
 def _read_row(
-    latents: _Latents, pages: TokenPages, row: Prefill, dtype: torch.dtype
+    latents: Latents, pages: TokenPages, row: Prefill, dtype: torch.dtype
 ) -> tuple[Float[Tensor, "latents rank"], Float[Tensor, "latents rope_dim"]]:
     seq_len = row.context + row.stop - row.start
     blocks = pages.page_table[row.row, : blocks_for(seq_len, latents.c_kv.shape[1])]
@@ -92,7 +107,7 @@ def _read_row(
     return c_kv[0], k_pe[0]
 
 
-def _absorb(
+def absorb(
     q_nope: Float[Tensor, "tokens heads nope_dim"],
     q_pe: Float[Tensor, "tokens heads rope_dim"],
     w_uk: Float[Tensor, "heads nope_dim rank"],
@@ -102,27 +117,39 @@ def _absorb(
     return torch.cat([q_latent, q_pe], dim=-1)
 
 
-def _expand_values(
+def expand_values(
     latent: Float[Tensor, "tokens heads rank"], w_uv: Float[Tensor, "heads v_dim rank"]
 ) -> Float[Tensor, "tokens heads v_dim"]:
+    """Each head's value, of a latent that it attended to."""
     return torch.matmul(latent.transpose(0, 1), w_uv.transpose(1, 2)).transpose(0, 1)
 
 
-def _decode(
+def decode_latents(
     q: Float[Tensor, "rows heads latent_dim"],
-    latents: _Latents,
+    latents: Latents,
     pages: TokenPages,
     batch: Rows,
     scale: float,
 ) -> Float[Tensor, "rows heads rank"]:
-    """All heads are queries of the one latent head. The latent is its own value."""
+    """The decode rows, each with all its latents."""
     places = decode_places(pages, batch, latents.c_kv.shape[1])
     k = torch.cat(latents.read(lambda part: gather_rows(part, places), q.dtype), dim=-1)
-    mask = None if places.mask is None else places.mask[:, None, None]
-    # As a value the key does too: its rotary part is cut off, and equal sizes take
-    # torch's fused path.
-    out = scaled_dot_product_attention(q[:, None], k, k, attn_mask=mask, scale=scale)
-    return out[:, 0, :, : latents.c_kv.shape[-1]]
+    return attend_to_latents(q, k, places.mask, scale)[..., : latents.c_kv.shape[-1]]
+
+
+def attend_to_latents(
+    q: Float[Tensor, "queries heads latent_dim"],
+    k: Float[Tensor, "queries 1 count latent_dim"],
+    mask: Bool[Tensor, "queries count"] | None,
+    scale: float,
+) -> Float[Tensor, "queries heads latent_dim"]:
+    """Each query attends to latents of its own, with all its heads. A latent is its own value.
+
+    As a value it has its rotary part too, which the caller cuts off: equal sizes take torch's
+    fused path.
+    """
+    seen = None if mask is None else mask[:, None, None]
+    return scaled_dot_product_attention(q[:, None], k, k, attn_mask=seen, scale=scale)[:, 0]
 
 
 def _absorbed(
@@ -134,10 +161,10 @@ def _absorbed(
     w_uv: Float[Tensor, "heads v_dim rank"],
     scale: float,
 ) -> Float[Tensor, "queries heads v_dim"]:
-    q = _absorb(q_nope, q_pe, w_uk).transpose(0, 1)
+    q = absorb(q_nope, q_pe, w_uk).transpose(0, 1)
     k = torch.cat([c_kv, k_pe], dim=-1)[None]
     latent = causal_attention(q, k, k, Softmax(scale))[..., : c_kv.shape[-1]]
-    return _expand_values(latent.transpose(0, 1), w_uv)
+    return expand_values(latent.transpose(0, 1), w_uv)
 
 
 def _expanded(

@@ -1,0 +1,35 @@
+"""Experts without gates: each on the tokens that were routed to it."""
+
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from hybridrt.kernels.op import like_first, torch_op
+from hybridrt.kernels.reference import relu2_moe as reference
+
+
+def relu2_experts(
+    x: Float[Tensor, "tokens hidden"],
+    up: Float[Tensor, "experts inner hidden"] | nn.ParameterList,
+    down: Float[Tensor, "experts hidden inner"] | nn.ParameterList,
+    expert_ids: Int64[Tensor, "tokens top_k"],
+    weights: Float[Tensor, "tokens top_k"],
+) -> Float[Tensor, "tokens hidden"]:
+    """`sum_j weights[t, j] * down[e] relu(up[e] x[t])^2`, e = `expert_ids[t, j]`, for every token.
+
+    Summed in float32.
+    """
+    if isinstance(up, nn.ParameterList) or isinstance(down, nn.ParameterList):
+        return reference.relu2_experts(x, up, down, expert_ids, weights)
+    return stacked_relu2_experts(x, up, down, expert_ids, weights)
+
+
+@torch_op(like_first)
+def stacked_relu2_experts(
+    x: Float[Tensor, "tokens hidden"],
+    up: Float[Tensor, "experts inner hidden"],
+    down: Float[Tensor, "experts hidden inner"],
+    expert_ids: Int64[Tensor, "tokens top_k"],
+    weights: Float[Tensor, "tokens top_k"],
+) -> Float[Tensor, "tokens hidden"]:
+    """`relu2_experts` with matrices that aren't packed: what a compiler can take."""
+    return reference.relu2_experts(x, up, down, expert_ids, weights)

@@ -1,0 +1,87 @@
+"""Rows of Zamba and Zamba2."""
+
+from tests.oracle.rows import SIZES, rope, row, rows
+
+_M, _H = "linear_attention", "hybrid"
+
+ZAMBA2 = rows(
+    "zamba2",
+    {
+        **SIZES,
+        "num_hidden_layers": 4,
+        "layers_block_type": [_M, _H, _M, _H],
+        "num_attention_heads": 4,
+        "intermediate_size": 72,
+        "adapter_rank": 6,
+        "max_position_embeddings": 256,
+        "mamba_d_state": 8,
+        "n_mamba_heads": 12,
+        "chunk_size": 8,
+    },
+    row("one block used twice"),
+    row("adapters of attention", use_shared_attention_adapter=True),
+    row(
+        "two blocks used in turn rotated",
+        num_hidden_layers=5,
+        layers_block_type=[_H, _H, _M, _H, _H],
+        num_mem_blocks=2,
+        use_shared_attention_adapter=True,
+        use_mem_rope=True,
+    ),
+    row("two blocks the second once", layers_block_type=[_H, _H, _H, _M], num_mem_blocks=2),
+    row("more blocks than uses", num_mem_blocks=3),
+    row("grouped heads", num_key_value_heads=2, use_mem_rope=True),
+    row("linear rope", use_mem_rope=True, rope_parameters=rope("linear", factor=3.0)),
+    row("no block", layers_block_type=[_M, _M, _M, _M]),
+    row("biases", add_bias_linear=True),
+    row("large eps", rms_norm_eps=0.5),
+    row("no step below time_step_min", time_step_min=0.3, mamba_ngroups=2),
+    row(
+        "odd sizes",
+        hidden_size=34,
+        num_attention_heads=2,
+        intermediate_size=None,
+        adapter_rank=3,
+        use_shared_attention_adapter=True,
+        mamba_expand=1,
+        n_mamba_heads=2,
+        mamba_d_state=5,
+        mamba_d_conv=3,
+        chunk_size=7,
+    ),
+    row("legacy config", layout="legacy"),
+)
+
+ZAMBA = rows(
+    "zamba",
+    {
+        **SIZES,
+        "num_hidden_layers": 4,
+        "layers_block_type": [_M, _H, _M, _H],
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "intermediate_size": 72,
+        "max_position_embeddings": 256,
+        "mamba_d_state": 8,
+    },
+    row("the block used twice"),
+    row("blocks first", layers_block_type=[_H, _H, _M, _H]),
+    row("default pattern", layers_block_type=None, attn_layer_period=2, attn_layer_offset=0),
+    row("no block one head", layers_block_type=[_M, _M, _M, _M], n_mamba_heads=1),
+    row("grouped heads", num_key_value_heads=2, attention_head_dim=16),
+    row("four heads of mamba", n_mamba_heads=4, mamba_dt_rank=5),
+    row("biases large eps", mamba_proj_bias=True, rms_norm_eps=0.5),
+    row("no bias of the convolution", mamba_conv_bias=False),
+    row(
+        "odd sizes",
+        hidden_size=33,
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        intermediate_size=35,
+        n_mamba_heads=3,
+        mamba_expand=1,
+        mamba_d_state=5,
+        mamba_d_conv=3,
+    ),
+    row("legacy config", layout="legacy"),
+)
