@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import hybridrt.kernels
 from hybridrt.kernels import op as kernels_op
 from hybridrt.kernels.moe import stacked_moe_experts
+from hybridrt.kernels.recent_inputs import recent_inputs
 from hybridrt.kernels.ssd import ssd
 from tests.harness.batches import Row, make_batch, pages_of
 from tests.harness.bench import Bench, Setting, random_tokens
@@ -105,7 +106,7 @@ def test_every_op_declares_what_it_writes() -> None:
 
 def test_every_op_with_a_cache_is_among_these_layers() -> None:
     called = {op._schema.name for name in LAYERS for op, _ in _through_ops(name)[2].calls}
-    without = {"stacked_moe_experts", "stacked_relu2_experts"}
+    without = {"stacked_moe_experts", "stacked_relu2_experts", "recent_inputs"}
     assert called == {f"hybridrt::{name}" for name in WRITTEN.keys() - without}
 
 
@@ -134,6 +135,19 @@ def test_the_op_of_experts_passes_them_too() -> None:
     for rest in ((None, None, "silu", 1.0, 1.0), (*biases, "clamped", 1.7, 0.5)):
         assert torch.equal(op(*args, *rest), stacked_moe_experts(*args, *rest))
         _check(op, (*args, *rest))
+
+
+def test_the_op_of_recent_inputs_passes_them_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The layer that calls it is half of an attention, with two caches; models compile it."""
+    batch = make_batch([Row(3, 1, page=1), Row(4, 1, page=0)], num_decodes=2)
+    x, states = torch.randn(2, 6), [torch.ones(3, 2, 6), torch.ones(3, 2, 6)]
+    plain = recent_inputs(x, states[0], *pages_of(batch), batch)
+    monkeypatch.setattr(kernels_op, "is_compiling", lambda: True)
+    with _Recorder() as recorder:
+        assert torch.equal(recent_inputs(x, states[1], *pages_of(batch), batch), plain)
+    assert torch.equal(*states)
+    ((op, args),) = recorder.calls
+    _check(op, args)
 
 
 @QUIET

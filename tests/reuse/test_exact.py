@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 
 from hybridrt import LLM
 from hybridrt.request import RequestOutput
-from tests.harness.engines import LARGEST_ERROR, leave_room_for, open_llm
+from tests.harness.engines import (
+    LARGEST_ERROR,
+    assert_all_same,
+    jobs,
+    leave_room_for,
+    open_llm,
+    run,
+)
 from tests.harness.properties import bounded
 from tests.models.test_invariances import FIRST_ROWS
 from tests.oracle import BY_NAME
@@ -248,3 +255,23 @@ def test_preempted_ones_find_their_own_pages_again(name: str) -> None:
         assert_same(output, expected(name, prompts[index][1], GREEDY))
     assert len(outputs) == 4
     assert_everything_can_be_had(llm.engine.pages)
+
+
+@pytest.mark.parametrize("num_tokens", [5, 7])
+@pytest.mark.parametrize("spare", range(3))
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cohere2-every-fourth-layer-without-a-window",
+        "llama4_text-three-chunked-layers-to-one-full",
+        EVERY_KIND,
+    ],
+)
+def test_one_alone_finds_room_between_what_is_cached(
+    name: str, spare: int, num_tokens: int
+) -> None:
+    """Its own pages of before lie scattered over slabs, which it then needs more of."""
+    llm = open_llm(name, page_size=4, max_num_batched_tokens=num_tokens)
+    leave_room_for(llm, llm.plan.slabs_for(llm.max_model_len) + spare)
+    requests = {name: (0, job) for name, job in jobs(name).items()}
+    assert_all_same(run(llm, requests), name)
