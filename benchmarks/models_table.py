@@ -51,7 +51,7 @@ the common ones without:
 |---|---|
 | `qwen4_exp`, `glm5_next`, `hy_v4`, `deepseek_v4` | not done yet: indexers, compressed caches |
 | `axk2`, `dots3_note`, `inkling`, `inkling2`, `minimax_m3_vl` | not done yet |
-| `rwkv` | another recurrence, and its own block; nobody has asked |
+| RWKV (`rwkv`) | another recurrence, and its own block; nobody has asked |
 | `gemma3n_text`, `gemma4_unified`, `lfm2_vl`, `lfm3_vl` | not done yet |
 | `apertus`, `phimoe` | xIELU; a sparse mixer as router |
 | `gpt2`, `gpt_neox`, `falcon` | wiring of before rotary embeddings and pre-norms |
