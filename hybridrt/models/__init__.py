@@ -20,6 +20,7 @@ _SHARED = {
     "decoder",
     "gemma4_config",
     "multimodal",
+    "routing",
     "stack_attention",
     "stack_layer",
     "stack_recurrent",

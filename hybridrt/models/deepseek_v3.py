@@ -6,6 +6,7 @@ from pydantic import PositiveInt
 
 from hybridrt.layers.moe import MoEConfig
 from hybridrt.models import deepseek_v2
+from hybridrt.models.routing import deepseek_v3_routing
 
 
 class Config(deepseek_v2.Config):
@@ -31,20 +32,7 @@ class Config(deepseek_v2.Config):
     @property
     def moe(self) -> MoEConfig:
         """The experts' sizes and their routing."""
-        return MoEConfig(
-            hidden_size=self.hidden_size,
-            moe_intermediate_size=self.moe_intermediate_size,
-            num_experts=self.n_routed_experts,
-            num_experts_per_tok=self.num_experts_per_tok,
-            scoring_func="sigmoid",
-            norm_topk_prob=self.norm_topk_prob,
-            routed_scaling_factor=self.routed_scaling_factor,
-            n_group=self.n_group or 1,
-            topk_group=self.topk_group or 1,
-            group_score="top2",
-            correction_bias=True,
-            shared_intermediate_size=self.moe_intermediate_size * (self.n_shared_experts or 0),
-        )
+        return deepseek_v3_routing(self, self.n_shared_experts)
 
 
 class Model(deepseek_v2.Model):

@@ -7,6 +7,7 @@ from torch import nn
 
 from hybridrt.layers.attention import AttentionConfig
 from hybridrt.layers.moe import MoE, MoEConfig
+from hybridrt.models.routing import deepseek_v3_routing
 from hybridrt.models.transformer import TransformerConfig, TransformerLM
 
 
@@ -35,20 +36,7 @@ class Config(TransformerConfig):
     @property
     def moe(self) -> MoEConfig:
         """The experts' sizes and their routing."""
-        return MoEConfig(
-            hidden_size=self.hidden_size,
-            moe_intermediate_size=self.moe_intermediate_size,
-            num_experts=self.n_routed_experts,
-            num_experts_per_tok=self.num_experts_per_tok,
-            scoring_func="sigmoid",
-            norm_topk_prob=self.norm_topk_prob,
-            routed_scaling_factor=self.routed_scaling_factor,
-            n_group=self.n_group,
-            topk_group=self.topk_group,
-            group_score="top2",
-            correction_bias=True,
-            shared_intermediate_size=self.moe_intermediate_size * self.n_shared_experts,
-        )
+        return deepseek_v3_routing(self, self.n_shared_experts)
 
     def attention(self, index: int) -> AttentionConfig:
         """The output's projection has no bias; queries and keys may be normed."""

@@ -16,6 +16,7 @@ from hybridrt.layers.rope import Rope, RopeConfig, rope_by_layer_type
 from hybridrt.models.causal_lm import CausalLM
 from hybridrt.models.config import ModelConfig
 from hybridrt.models.decoder import DecoderLayer
+from hybridrt.models.routing import deepseek_v3_routing
 
 LayerType = Literal["full_attention", "sliding_attention"]
 
@@ -86,19 +87,7 @@ class Config(ModelConfig):
     @property
     def moe(self) -> MoEConfig:
         """The experts' sizes and their routing."""
-        return MoEConfig(
-            hidden_size=self.hidden_size,
-            moe_intermediate_size=self.moe_intermediate_size,
-            num_experts=self.n_routed_experts,
-            num_experts_per_tok=self.num_experts_per_tok,
-            scoring_func="sigmoid",
-            norm_topk_prob=self.norm_topk_prob,
-            routed_scaling_factor=self.routed_scaling_factor or 1.0,
-            n_group=self.n_group,
-            topk_group=self.topk_group,
-            group_score="top2",
-            correction_bias=True,
-        )
+        return deepseek_v3_routing(self)
 
 
 class ScaledAttention(Attention):

@@ -21,6 +21,7 @@ from hybridrt.layers.relu2 import Relu2MLP, Relu2MoE
 from hybridrt.models.causal_lm import CausalLM
 from hybridrt.models.config import ModelConfig
 from hybridrt.models.mamba import RENAMES
+from hybridrt.models.routing import deepseek_v3_routing
 
 Kind = Literal["mamba", "attention", "mlp", "moe"]
 
@@ -171,18 +172,8 @@ class Config(ModelConfig):
     @property
     def moe(self) -> MoEConfig:
         """The experts' sizes and their routing."""
-        return MoEConfig(
-            hidden_size=self.hidden_size,
-            moe_intermediate_size=self.moe_intermediate_size,
-            num_experts=self.n_routed_experts,
-            num_experts_per_tok=self.num_experts_per_tok,
-            scoring_func="sigmoid",
-            norm_topk_prob=self.norm_topk_prob,
-            routed_scaling_factor=self.routed_scaling_factor,
-            n_group=self.n_group,
-            topk_group=self.topk_group,
-            group_score="top2",
-            correction_bias=True,
+        return deepseek_v3_routing(
+            self,
             shared_intermediate_size=self.moe_shared_expert_intermediate_size,
             shared_bias=self.mlp_bias,
         )

@@ -16,7 +16,6 @@ _LLAMA4: dict[str, Any] = {
     "attention_chunk_size": 9,
     "floor_scale": 6,
     "attn_scale": 0.4,
-    "no_rope_layers": [0, 1, 1, 0],
 }
 _LLAMA3_ROPE = rope(
     "llama3",
@@ -29,8 +28,8 @@ _LLAMA3_ROPE = rope(
 LLAMA4 = rows(
     "llama4_text",
     _LLAMA4,
-    row("chunked layers between full ones"),
-    row("three chunked layers to one full", no_rope_layers=None),
+    row("three chunked layers to one full"),
+    row("chunked layers between full ones", no_rope_layers=[0, 1, 1, 0]),
     row(
         "types apart from positions",
         layer_types=[_FULL, _CHUNKED, _CHUNKED, _FULL],
