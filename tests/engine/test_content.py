@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, rule
 
 from hybridrt.cache.plan import CachePlan
 from hybridrt.cache.slabs import OutOfPages
@@ -21,6 +21,7 @@ from hybridrt.engine.sequence import Sequence
 from tests.cache.stand_ins import StandIn, plan_of
 from tests.engine.content_model import VOCAB, state_layer, token_layer
 from tests.engine.page_reader import PageReader, continuation
+from tests.engine.request_machine import LONGEST, RequestMachine
 
 WINDOWS = (
     Window(1),
@@ -30,7 +31,6 @@ WINDOWS = (
     Window(5, chunked=True),
     Window(12, chunked=True),
 )
-LONGEST = 60
 
 
 def tight_plan(layers: list[StandIn], page_size: int, block: int, factor: float) -> CachePlan:
@@ -55,12 +55,7 @@ def readers(draw: st.DrawFn) -> PageReader:
     return PageReader(plan, layers, **options)
 
 
-class ContentMachine(RuleBasedStateMachine):
-    def __init__(self) -> None:
-        super().__init__()
-        self.unfinished: dict[str, Sequence] = {}
-        self.num_names = 0
-
+class ContentMachine(RequestMachine):
     @initialize(reader=readers())
     def start(self, reader: PageReader) -> None:
         self.reader = reader
@@ -71,47 +66,6 @@ class ContentMachine(RuleBasedStateMachine):
         prompt = [(seed * 31 + 7 * token) % VOCAB for token in range(prompt_tokens)]
         self.unfinished[name] = self.reader.add(name, prompt, max_tokens)
 
-    @precondition(lambda self: self.unfinished)
-    @rule(num_steps=st.integers(1, 4))
-    def steps(self, num_steps: int) -> None:
-        for _ in range(num_steps):
-            self.step()
-
-    @precondition(lambda self: self.unfinished)
-    @rule()
-    def step_that_fails(self) -> None:
-        self.step(fails=True)
-
-    @precondition(lambda self: self.unfinished)
-    @rule(data=st.data())
-    def abort(self, data: st.DataObject) -> None:
-        name = data.draw(st.sampled_from(sorted(self.unfinished)))
-        self.reader.scheduler.remove(self.unfinished.pop(name))
-        assert name not in self.reader.pages
-
-    @precondition(lambda self: self.running)
-    @rule(data=st.data())
-    def preempt(self, data: st.DataObject) -> None:
-        name = data.draw(st.sampled_from(self.running))
-        self.reader.scheduler.preempt(self.unfinished[name])
-
-    @precondition(lambda self: self.running)
-    @rule(data=st.data(), more=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=9))
-    def fork(self, data: st.DataObject, more: list[int]) -> None:
-        if len(self.running) == self.reader.config.max_num_seqs:
-            return
-        parent = self.unfinished[data.draw(st.sampled_from(self.running))]
-        room = LONGEST - self.reader.pages.num_committed(parent.sequence_id)
-        more, child = more[: room - 1], self.new_name()
-        if not more:
-            return
-        try:
-            running = self.reader.fork(parent, child, more, min(9, room - len(more)))
-        except OutOfPages:
-            assert child not in self.reader.pages
-        else:
-            self.unfinished[child] = running
-
     @invariant()
     def nobody_else_holds_pages(self) -> None:
         if hasattr(self, "reader"):
@@ -119,34 +73,9 @@ class ContentMachine(RuleBasedStateMachine):
             assert set(self.reader.pages) <= self.unfinished.keys()
 
     def teardown(self) -> None:
-        for _ in range(3000):
-            if not self.unfinished:
-                break
-            self.step()
-        assert not self.unfinished, "someone starves"
+        super().teardown()
         if hasattr(self, "reader"):
             self.reader.assert_nothing_is_held()
-
-    def step(self, *, fails: bool = False) -> None:
-        if not self.unfinished:
-            return
-        rows = self.reader.step(fails=fails)
-        assert rows, "there was something to do"
-        for name, sequence in [*self.unfinished.items()]:
-            if sequence.finish_reason:
-                del self.unfinished[name]
-                prompt = sequence.request.prompt_token_ids
-                count = sequence.num_output_tokens
-                expected = continuation(prompt, count, self.reader.layers)
-                assert sequence.output_token_ids == expected
-
-    @property
-    def running(self) -> list[str]:
-        return sorted(self.reader.pages) if hasattr(self, "reader") else []
-
-    def new_name(self) -> str:
-        self.num_names += 1
-        return f"sequence {self.num_names:03}"
 
 
 TestContent = ContentMachine.TestCase

@@ -10,18 +10,18 @@ from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import initialize, precondition, rule
 
-from hybridrt.cache.slabs import OutOfPages
 from hybridrt.cache.spec import Window
+from hybridrt.engine.scheduler import Row
 from hybridrt.engine.sequence import Sequence
 from tests.cache.stand_ins import plan_of
 from tests.engine.content_model import state_layer, token_layer
-from tests.engine.page_reader import PageReader, continuation
+from tests.engine.page_reader import PageReader
+from tests.engine.request_machine import LONGEST, RequestMachine
 from tests.reuse.cache_checks import assert_all, assert_everything_can_be_had, prefix_of
 
 WINDOWS = (Window(1), Window(3), Window(7), Window(16), Window(5, chunked=True))
-LONGEST = 60
 SALTS = (None, None, "a", "b")
 
 
@@ -46,13 +46,13 @@ def readers(draw: st.DrawFn) -> PageReader:
     return PageReader(plan, layers, **options)
 
 
-class ReuseMachine(RuleBasedStateMachine):
+class ReuseMachine(RequestMachine):
+    alphabet = 3
+
     def __init__(self) -> None:
         super().__init__()
-        self.unfinished: dict[str, Sequence] = {}
         self.seen: dict[str | None, list[list[int]]] = {salt: [] for salt in SALTS}
-        self.forked: set[str] = set()  # they began with pages, and no hit
-        self.num_names = 0
+        self.looked_at: set[str] = set()  # forks too: they began with pages, and no hit
 
     @initialize(reader=readers())
     def start(self, reader: PageReader) -> None:
@@ -79,51 +79,6 @@ class ReuseMachine(RuleBasedStateMachine):
             name = self.new_name()
             self.unfinished[name] = self.reader.add(name, prompt, max_tokens, salt)
 
-    @precondition(lambda self: self.unfinished)
-    @rule(num_steps=st.integers(1, 6))
-    def steps(self, num_steps: int) -> None:
-        for _ in range(num_steps):
-            self.step()
-
-    @precondition(lambda self: self.unfinished)
-    @rule()
-    def step_that_fails(self) -> None:
-        self.step(fails=True)
-
-    @precondition(lambda self: self.unfinished)
-    @rule(data=st.data())
-    def abort(self, data: st.DataObject) -> None:
-        name = data.draw(st.sampled_from(sorted(self.unfinished)))
-        self.reader.scheduler.remove(self.unfinished.pop(name))
-        assert name not in self.reader.pages
-        assert_all(self.reader)
-
-    @precondition(lambda self: self.running)
-    @rule(data=st.data())
-    def preempt(self, data: st.DataObject) -> None:
-        name = data.draw(st.sampled_from(self.running))
-        self.reader.scheduler.preempt(self.unfinished[name])
-        assert_all(self.reader)
-
-    @precondition(lambda self: self.running)
-    @rule(data=st.data(), more=st.lists(st.integers(0, 2), min_size=1, max_size=9))
-    def fork(self, data: st.DataObject, more: list[int]) -> None:
-        if len(self.running) == self.reader.config.max_num_seqs:
-            return
-        parent = self.unfinished[data.draw(st.sampled_from(self.running))]
-        room = LONGEST - self.reader.pages.num_committed(parent.sequence_id)
-        more, child = more[: room - 1], self.new_name()
-        if not more:
-            return
-        try:
-            running = self.reader.fork(parent, child, more, min(9, room - len(more)))
-        except OutOfPages:
-            assert child not in self.reader.pages
-        else:
-            self.unfinished[child] = running
-            self.forked.add(child)
-        assert_all(self.reader)
-
     @precondition(lambda self: hasattr(self, "reader"))
     @rule()
     def someone_needs_all_that_nobody_uses(self) -> None:
@@ -131,32 +86,26 @@ class ReuseMachine(RuleBasedStateMachine):
         assert_all(self.reader)
 
     def teardown(self) -> None:
-        for _ in range(3000):
-            if not self.unfinished:
-                break
-            self.step()
-        assert not self.unfinished, "someone starves"
+        super().teardown()
         if hasattr(self, "reader"):
             pages = self.reader.pages
             assert len(pages) == 0 and not self.reader.scheduler.has_unfinished
             assert_everything_can_be_had(pages)
             assert prefix_of(pages).num_checkpoints == 0
-            assert_all(self.reader)
+            self.check()
 
-    def step(self, *, fails: bool = False) -> None:
-        if not self.unfinished:
-            return
-        fresh = {n for n, s in self.unfinished.items() if s.cache_note is None} - self.forked
-        rows = self.reader.step(fails=fails)
-        assert rows, "there was something to do"
-        for row in rows:
-            if row.sequence.sequence_id in fresh:
-                self.check_hit(row.sequence)
+    def check(self) -> None:
         assert_all(self.reader)
-        for name, sequence in [*self.unfinished.items()]:
-            if sequence.finish_reason:
-                del self.unfinished[name]
-                self.check_output(sequence)
+
+    def note_fork(self, child: str) -> None:
+        self.looked_at.add(child)
+
+    def check_rows(self, rows: list[Row]) -> None:
+        for row in rows:
+            name = row.sequence.sequence_id
+            if name not in self.looked_at:
+                self.looked_at.add(name)
+                self.check_hit(row.sequence)
 
     def check_hit(self, sequence: Sequence) -> None:
         """No more than what some other had begun with under the same salt."""
@@ -168,19 +117,6 @@ class ReuseMachine(RuleBasedStateMachine):
         shared = [common(prompt, tokens) for tokens in [*self.seen[salt], *others]]
         assert sequence.num_cached_tokens <= max(shared, default=0)
         self.seen[salt].append(sequence.token_ids)
-
-    def check_output(self, sequence: Sequence) -> None:
-        prompt = sequence.request.prompt_token_ids
-        expected = continuation(prompt, sequence.num_output_tokens, self.reader.layers)
-        assert sequence.output_token_ids == expected
-
-    @property
-    def running(self) -> list[str]:
-        return sorted(self.reader.pages) if hasattr(self, "reader") else []
-
-    def new_name(self) -> str:
-        self.num_names += 1
-        return f"sequence {self.num_names:03}"
 
 
 def common(a: list[int], b: list[int]) -> int:
