@@ -82,10 +82,11 @@ class Runner:
 
     def _sample(self, logits: Float[Tensor, "rows vocab"], rows: Rows[Row]) -> list[RowResult]:
         """The next token of every row, and the first of siblings that begin behind it."""
+        if not any(row.sequence.siblings for row in rows):
+            return [RowResult(*draw) for draw in self._draw(logits, [row.sequence for row in rows])]
         families = [[row.sequence, *row.sequence.siblings] for row in rows]
-        if len(rows) < sum(map(len, families)):
-            counts = torch.tensor([len(family) for family in families], device=logits.device)
-            logits = logits.repeat_interleave(counts, dim=0)
+        counts = torch.tensor([len(family) for family in families], device=logits.device)
+        logits = logits.repeat_interleave(counts, dim=0)
         draws = iter(self._draw(logits, [one for family in families for one in family]))
         return [
             RowResult(*next(draws), siblings=tuple(islice(draws, len(family) - 1)))
