@@ -21,7 +21,9 @@ It writes first_token.md and .json.
 import argparse
 import json
 import os
+import shlex
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -40,7 +42,7 @@ from hybridrt import LLM, SamplingParams
 SHARED, OWN = 1500, 32
 BATCH, PROMPT, OUTPUT = 8, 256, 32
 HERE = Path(__file__).resolve().parent
-COMMAND = "python benchmarks/first_token.py"
+COMMAND = shlex.join(["python", "benchmarks/first_token.py", *sys.argv[1:]])
 WARM = ("hit", "next", "again")
 LEAST_SPEEDUP, MOST_COST = 10, 0.02
 
