@@ -15,7 +15,7 @@ LONGEST = 60
 
 
 class RequestMachine(RuleBasedStateMachine):
-    """A subclass makes the `reader` in an `initialize` rule, and adds sequences in one of its own."""
+    """Subclasses make the `reader` in an `initialize` rule, and have one that adds sequences."""
 
     reader: PageReader
     alphabet: ClassVar[int] = VOCAB
