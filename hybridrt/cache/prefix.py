@@ -26,6 +26,8 @@ MOST_GHOSTS = 65_536  # nodes remembered after their pages were dropped
 _Windows = OrderedDict[tuple[int, PhysicalId], tuple[Node, int]]
 """Pages of windows that nobody sees now, by group and page: their nodes and groups' places."""
 
+_PagesOfGroups = Sequence[tuple[PhysicalId | None, ...]]
+
 
 class PrefixCache:
     """Finds, takes in and drops pages and checkpoints. It holds none itself: they are kept."""
@@ -114,27 +116,44 @@ class PrefixCache:
         self._consider(node)
         self._forget_root(node)
 
-    def advance(self, node: Node, tokens: bytes, pages: tuple[PhysicalId | None, ...]) -> Node:
-        """Takes in the page of tokens behind `node`; returns the node of it.
+    def follow(
+        self, node: Node, tokens: bytes, pages: tuple[PhysicalId | None, ...]
+    ) -> Node | None:
+        """Takes a sequence on to the page of these tokens behind `node`, if there is one.
 
         `pages` has one for each token group, in use and not yet kept; those that are there
         already are kept and the others left to the sequence.
         """
         child = node.child(tokens)
         if child is None:
-            child = Node(node, tokens, node.length + self.page_size, pages, node.salt)
-            node.add_child(child)
-            node.num_resident += 1
-            self.num_nodes += 1
-            for slot, page in enumerate(pages):
-                if page is not None:
-                    self._keep(self.token_groups[slot][0], (page,))
-        elif child.pages != pages or not child.is_resident:
+            return None
+        if child.pages != pages or not child.is_resident:
             self._fill(child, pages)
         child.time = self._clock
         node.users -= 1
         child.users += 1
         return child
+
+    def append(self, node: Node, tokens: bytes, pages: _PagesOfGroups) -> Node:
+        """Takes in pages of tokens behind `node`, which has none like the first of them.
+
+        `pages` has for each of them one for each token group, as in `follow`. Returns the node
+        of the last.
+        """
+        size, salt, time = self.page_size, node.salt, self._clock
+        chunk = len(tokens) // len(pages)
+        node.users -= 1
+        for at, own in zip(range(0, len(tokens), chunk), pages, strict=True):
+            child = Node(node, tokens[at : at + chunk], node.length + size, own, salt)
+            child.time = time
+            node.add_child(child)
+            node.num_resident += 1
+            node = child
+        node.users += 1
+        self.num_nodes += len(pages)
+        for (g, _), column in zip(self.token_groups, zip(*pages, strict=True), strict=False):
+            self._keep(g, [page for page in column if page is not None])
+        return node
 
     def _fill(self, node: Node, pages: tuple[PhysicalId | None, ...]) -> None:
         """Gives a node that was there the pages that it lacks."""

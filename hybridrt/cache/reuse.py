@@ -28,17 +28,22 @@ class Export:
     rank: int
 
 
+PAGES_AT_A_TIME = 8  # of a sequence's own output, which others ask for when it has ended
+
+
 @dataclass(slots=True)
 class Place:
     """Where a sequence stands in the prefix cache.
 
     Its pages up to `node` are there. It begins with the states of `initial` at its next
     step; `earlier` are the checkpoints that it began with and has left since. It is about to
-    compute the page `missing`, and has when `arrives_at` tokens are committed.
+    compute the page `missing`, and has when `arrives_at` tokens are committed. Its first
+    `num_prompt_tokens` are given, those behind them are its own.
     """
 
     node: Node
     initial: Checkpoint | None
+    num_prompt_tokens: int = 0
     earlier: list[Checkpoint] = field(default_factory=list)
     exports: dict[int, Export] = field(default_factory=dict)
     missing: Missing | None = None
@@ -91,13 +96,15 @@ class Reuse:
             pages[g] += kept
         return pages
 
-    def begin(self, match: Match, salt: str | None) -> Place:
+    def begin(self, match: Match, salt: str | None, num_tokens: int) -> Place:
         """The place of a sequence that begins with a match, whose pages it has retained.
+
+        It has `num_tokens` tokens now.
 
         Those of the checkpoint it holds until its first step is over.
         """
         checkpoint, missing = match.checkpoint, match.missing
-        place = Place(self.prefix.begin(match, salt), checkpoint)
+        place = Place(self.prefix.begin(match, salt), checkpoint, num_tokens)
         if checkpoint is not None:
             place.earlier.append(checkpoint)
         if missing is not None:
@@ -128,7 +135,10 @@ class Reuse:
         """The number of committed tokens from which on `publish` does something."""
         if place.initial is not None or place.exports or place.missing is not None:
             return 0
-        return place.node.length + self.prefix.page_size
+        next_page = place.node.length + self.prefix.page_size
+        if next_page <= place.num_prompt_tokens:
+            return next_page
+        return place.node.length + PAGES_AT_A_TIME * self.prefix.page_size
 
     def publish(
         self, place: Place, tables: Sequence[PageTable], tokens: Sequence[int], num_tokens: int
@@ -151,11 +161,15 @@ class Reuse:
         data, chunk = token_bytes(tokens[start : start + count * size]), size * TOKEN_BYTES
         first = start // size
         columns = [_pages_of(tables[g], first, count) for g, _ in self.prefix.token_groups]
-        rows = zip(*columns, strict=True) if columns else [()] * count
+        rows = [*zip(*columns, strict=True)] if columns else [()] * count
         for index, pages in enumerate(rows):
             at = index * chunk
-            place.node = self.prefix.advance(place.node, data[at : at + chunk], pages)
-            if place.node.pages != pages:
+            node = self.prefix.follow(place.node, data[at : at + chunk], pages)
+            if node is None:
+                place.node = self.prefix.append(place.node, data[at:], rows[index:])
+                return
+            place.node = node
+            if node.pages != pages:
                 self._share_twins(place, tables, pages)
 
     def _publish_states(
@@ -201,8 +215,11 @@ class Reuse:
     def donate(
         self, place: Place, tables: Sequence[PageTable], tokens: Sequence[int], num_tokens: int
     ) -> None:
-        """Leaves the states of a sequence that ends, at the tokens that it has computed."""
-        if not self._states or place.initial is not None or not num_tokens:
+        """Leaves the pages and states of a sequence that ends, of the tokens it has computed."""
+        if place.initial is not None or not num_tokens:
+            return
+        self.publish(place, tables, tokens, num_tokens)
+        if not self._states:
             return
         states = {g: list(tables[g].physical_ids) for g in self._states}
         (node,) = self._nodes_before(place.node, [num_tokens])

@@ -1,6 +1,7 @@
 """The pages of every sequence in the engine: admit, extend, commit, fork, free."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from hybridrt.cache.page_table import PageTable, PhysicalId
@@ -9,6 +10,7 @@ from hybridrt.cache.pool import PageCopy, Pool
 from hybridrt.cache.prefix import PrefixCache
 from hybridrt.cache.prefix_tree import SUPERSEDED, USEFUL, Match
 from hybridrt.cache.reuse import Place, Reuse, StateCopies
+from hybridrt.cache.slabs import OutOfPages
 
 
 @dataclass(slots=True)
@@ -135,7 +137,7 @@ class SequencePages:
         self, reuse: Reuse, match: Match, salt: str | None, num_tokens: int, stop: int | None
     ) -> _Entry:
         shared = reuse.retain(match)
-        place = reuse.begin(match, salt)
+        place = reuse.begin(match, salt, num_tokens)
         fresh: list[list[PhysicalId]] = [[] for _ in self._groups]
         try:
             fresh = self._allocate(self._missing_behind(match, num_tokens, stop))
@@ -167,8 +169,9 @@ class SequencePages:
 
     def _allocate(self, counts: Sequence[int]) -> list[list[PhysicalId]]:
         """Free pages, and where there are too few those that the prefix cache can do without."""
-        is_short = self.prefix is not None and self._pool.allocator.shortage(counts)
-        if self.prefix is not None and is_short and self._pool.can_allocate(counts):
+        with suppress(OutOfPages):
+            return self._pool.allocate(counts)
+        if self.prefix is not None and self._pool.can_allocate(counts):
             self.prefix.make_room(counts)
         return self._pool.allocate(counts)
 

@@ -13,7 +13,7 @@ from hybridrt.cache.page_table import PageTable
 from hybridrt.cache.plan import UNENDING, GroupPlan
 from hybridrt.cache.sequence_pages import SequencePages
 from hybridrt.engine.scheduler import Row
-from hybridrt.engine.state_rows import Piece, cut_rows, state_pages
+from hybridrt.engine.state_rows import CutRows, cut_rows
 
 SPARE_BLOCKS = 8  # columns of a page table for blocks that its rows are about to enter
 
@@ -125,7 +125,7 @@ class BatchBuilder:
         else:
             tokens = [t for sequence, i, j in rows for t in sequence.token_ids[i:j]]
         samples = stops == [len(row.sequence.token_ids) for row in rows]
-        pieces = cut_rows(rows, self._pages) if self._pages.unsettled else None
+        cut = cut_rows(rows, self._pages) if self._pages.unsettled else None
         batch = ForwardBatch(
             input_ids=self._tensor(np.array(tokens, np.int64)),
             positions=(on_device := self._tensor(positions)),
@@ -134,14 +134,14 @@ class BatchBuilder:
             cu_seqlens_q=self._tensor(cu_seqlens.astype(np.int32)),
             has_initial_state=self._tensor(starts > 0),
             logits_indices=self._tensor((cu_seqlens[1:] - 1)[samples]),
-            groups=self._place(rows, positions, row_of_token, pieces),
+            groups=self._place(rows, positions, row_of_token, cut),
             num_decodes=num_decodes,
             query_lens=torch.from_numpy(lens),
             context_lens=torch.from_numpy(starts),
             follows=torch.zeros(len(rows), dtype=torch.bool),
-            cut_rows=None if pieces is None else self._cut_rows(pieces),
+            cut_rows=None if cut is None else self._cut_rows(cut),
         )
-        decodes = num_decodes == len(rows) and bool(samples.all()) and pieces is None
+        decodes = num_decodes == len(rows) and bool(samples.all()) and cut is None
         self._moves_left = self._count_moves(rows, starts) if decodes else 0
         self._moving = _moving(batch) if decodes else []
         self._input_ids = batch.input_ids.numpy() if self._device.type == "cpu" else None
@@ -162,37 +162,36 @@ class BatchBuilder:
         rows: list[Row],
         positions: Int64[np.ndarray, " tokens"],
         row_of_token: Int64[np.ndarray, " tokens"],
-        pieces: list[Piece] | None,
+        cut: CutRows | None,
     ) -> dict[str, TokenPages | StatePages]:
         tables = [self._pages.tables(row.sequence.sequence_id) for row in rows]
         placed: dict[str, TokenPages | StatePages] = {}
         for g, group in enumerate(self._groups):
             own = [table[g] for table in tables]
-            if group.kernel_block_size is None and pieces is None:
-                ids = np.array([table.physical_ids for table in own], np.int64)
-                pages = self._tensor(np.ascontiguousarray(ids.T))
-                placed[group.name] = StatePages(pages, initial_pages=pages)
-            elif group.kernel_block_size is None:
-                assert pieces is not None
-                pages = self._tensor(state_pages(pieces, g, own, initial=False))
-                initial = self._tensor(state_pages(pieces, g, own, initial=True))
-                placed[group.name] = StatePages(pages, initial_pages=initial)
+            if group.kernel_block_size is None:
+                placed[group.name] = self._states(g, own, cut)
             else:
                 placed[group.name] = self._tokens(group, own, rows, positions, row_of_token)
         return placed
 
-    def _cut_rows(self, pieces: list[Piece]) -> Rows:
-        starts = np.array([piece.start for piece in pieces], np.int64)
-        stops = np.array([piece.stop for piece in pieces], np.int64)
-        lens = stops - starts
+    def _states(self, g: int, tables: list[PageTable], cut: CutRows | None) -> StatePages:
+        ids = np.array([table.physical_ids for table in tables], np.int64)
+        if cut is None:
+            pages = self._tensor(np.ascontiguousarray(ids.T))
+            return StatePages(pages, initial_pages=pages)
+        pages = self._tensor(cut.state_pages(g, ids, initial=False))
+        return StatePages(pages, self._tensor(cut.state_pages(g, ids, initial=True)))
+
+    def _cut_rows(self, cut: CutRows) -> Rows:
+        lens = cut.stops - cut.starts
         return Rows(
-            seq_lens=self._tensor(stops.astype(np.int32)),
+            seq_lens=self._tensor(cut.stops.astype(np.int32)),
             cu_seqlens_q=self._tensor(np.concatenate([[0], lens.cumsum()]).astype(np.int32)),
-            has_initial_state=self._tensor(starts > 0),
+            has_initial_state=self._tensor(cut.starts > 0),
             query_lens=torch.from_numpy(lens),
-            context_lens=torch.from_numpy(starts),
-            follows=torch.tensor([piece.follows for piece in pieces]),
-            num_decodes=sum(piece.is_decode for piece in pieces),
+            context_lens=torch.from_numpy(cut.starts),
+            follows=torch.from_numpy(cut.follows),
+            num_decodes=cut.num_decodes,
         )
 
     def _tokens(

@@ -6,59 +6,77 @@ A sequence that begins at a checkpoint reads its first state from there. Nothing
 and no token is computed in a step of its own.
 """
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Rows
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64
 
-from hybridrt.cache.page_table import PageTable, PhysicalId
+from hybridrt.cache.reuse import StateCopies
 from hybridrt.cache.sequence_pages import SequencePages
 from hybridrt.engine.scheduler import Row
 
 
-class Piece(NamedTuple):
-    """Tokens `start` to `stop - 1` of row `row`, and the state pages of each group.
+@dataclass(frozen=True, slots=True)
+class CutRows:
+    """Rows in pieces, in their order: of each the row it is of, and its first and last token.
 
-    `reads` and `writes` are None where they are the sequence's own.
+    A piece that `follows` goes on from the one before it. `reads` and `writes` have the state
+    pages of those pieces, by number, that begin or end with others than the sequence's own.
     """
 
-    row: int
-    start: int
-    stop: int
-    reads: dict[int, list[PhysicalId]] | None
-    writes: dict[int, list[PhysicalId]] | None
-    follows: bool
+    row: Int64[np.ndarray, " pieces"]
+    starts: Int64[np.ndarray, " pieces"]
+    stops: Int64[np.ndarray, " pieces"]
+    follows: Bool[np.ndarray, " pieces"]
+    reads: Mapping[int, StateCopies]
+    writes: Mapping[int, StateCopies]
 
     @property
-    def is_decode(self) -> bool:
-        """One token that goes on from the sequence's own state, and leaves it there."""
-        own = self.reads is None and self.writes is None
-        return own and self.stop - self.start == 1 and self.start > 0
+    def num_decodes(self) -> int:
+        """Pieces of one token that go on from the sequence's own state, and leave it there."""
+        decodes = (self.stops - self.starts == 1) & (self.starts > 0)
+        decodes[[*self.reads, *self.writes]] = False
+        return int(decodes.sum())
+
+    def state_pages(
+        self, group: int, own: Int64[np.ndarray, "rows parts"], *, initial: bool
+    ) -> Int64[np.ndarray, "parts pieces"]:
+        """The pages that each piece's states are read from, with `initial`, or left in."""
+        ids = own[self.row]
+        for piece, others in (self.reads if initial else self.writes).items():
+            ids[piece] = others[group]
+        return np.ascontiguousarray(ids.T)
 
 
-def cut_rows(rows: Rows[Row], pages: SequencePages) -> list[Piece]:
-    """All rows in pieces, in their order."""
-    pieces: list[Piece] = []
+def cut_rows(rows: Rows[Row], pages: SequencePages) -> CutRows:
+    """All rows in pieces."""
+    row = [*range(len(rows))]
+    starts, stops = [row.start for row in rows], [row.stop for row in rows]
+    follows: list[int] = []
+    reads: dict[int, StateCopies] = {}
+    writes: dict[int, StateCopies] = {}
+    cut = 0  # pieces so far beyond one a row
     for index, (sequence, start, stop) in enumerate(rows):
-        name, follows = sequence.sequence_id, False
-        if name not in pages.unsettled:
-            pieces.append(Piece(index, start, stop, None, None, False))
+        if sequence.sequence_id not in pages.unsettled:
             continue
-        reads = pages.initial_states(name)
-        for position, exported in pages.exports(name, start, stop):
-            pieces.append(Piece(index, start, position, reads, exported, follows))
-            start, reads, follows = position, exported, True
-        pieces.append(Piece(index, start, stop, reads, None, follows))
-    return pieces
-
-
-def state_pages(
-    pieces: Rows[Piece], group: int, tables: Rows[PageTable], *, initial: bool
-) -> Int64[np.ndarray, "parts pieces"]:
-    """The pages that each piece's states are read from, with `initial`, or left in."""
-    ids: list[list[PhysicalId]] = []
-    for piece in pieces:
-        others = piece.reads if initial else piece.writes
-        ids.append(tables[piece.row].physical_ids if others is None else others[group])
-    return np.ascontiguousarray(np.array(ids, np.int64).T)
+        piece = index + cut
+        initial = pages.initial_states(sequence.sequence_id)
+        if initial is not None:
+            reads[piece] = initial
+        for position, exported in pages.exports(sequence.sequence_id, start, stop):
+            writes[piece] = reads[piece + 1] = exported
+            row.insert(piece, index)
+            stops.insert(piece, position)
+            starts.insert(piece + 1, position)
+            follows.append(piece := piece + 1)
+        cut = piece - index
+    return CutRows(
+        np.array(row, np.int64),
+        np.array(starts, np.int64),
+        np.array(stops, np.int64),
+        np.isin(np.arange(len(row)), follows),
+        reads,
+        writes,
+    )
