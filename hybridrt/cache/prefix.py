@@ -8,25 +8,27 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
+from hybridrt.cache.finder import Finder, Match
 from hybridrt.cache.page_table import PhysicalId
 from hybridrt.cache.plan import GroupPlan
 from hybridrt.cache.pool import Pool
 from hybridrt.cache.prefix_tree import (
     SUPERSEDED,
+    TOKEN_BYTES,
     USEFUL,
     Checkpoint,
-    Finder,
-    Match,
+    Column,
     Node,
 )
 from hybridrt.config import EngineConfig
 
-MOST_GHOSTS = 65_536  # nodes remembered after their pages were dropped
+MOST_GHOSTS = 65_536  # pages whose tokens are remembered after their pages were dropped
 
-_Windows = OrderedDict[tuple[int, PhysicalId], tuple[Node, int]]
-"""Pages of windows that nobody sees now, by group and page: their nodes and groups' places."""
+_Windows = OrderedDict[tuple[int, PhysicalId], tuple[Node, int, int]]
+"""Pages of windows that nobody sees now, by group and page.
 
-_PagesOfGroups = Sequence[tuple[PhysicalId | None, ...]]
+Where they are: in a node or one before it, the group's place there, and the page's number.
+"""
 
 
 class PrefixCache:
@@ -55,7 +57,9 @@ class PrefixCache:
         self._behind: _Windows = OrderedDict()
         self._last: _Windows = OrderedDict()
         self._ghosts: OrderedDict[int, Node] = OrderedDict()
+        self._num_ghosts = 0
         self.num_nodes = 0
+        self.num_pages = 0
         self.num_checkpoints = 0
         self.num_dropped = {"pages": 0, "checkpoints": 0}
 
@@ -74,7 +78,7 @@ class PrefixCache:
     def root(self, salt: str | None) -> Node:
         """The node before the first token of all prompts with this salt."""
         if salt not in self._roots:
-            self._roots[salt] = Node(None, b"", 0, (), salt)
+            self._roots[salt] = Node(None, b"", 0, 0, [], salt)
         return self._roots[salt]
 
     def begin(self, match: Match | None, salt: str | None) -> Node:
@@ -82,8 +86,9 @@ class PrefixCache:
         self._clock += 1
         node = self.root(salt)
         if match is not None and match.position:
-            node = match.path[-1]
-            for seen in match.path:
+            self._want_windows(match)
+            node = self._node_of(match)
+            for seen in node.to_root():
                 seen.time = self._clock
                 if b"" in seen.checkpoints and len(seen.children) > 1:  # one branch of several
                     junction = seen.checkpoints[b""]
@@ -93,18 +98,47 @@ class PrefixCache:
                 match.checkpoint.time = self._clock
                 match.checkpoint.rank = USEFUL
                 match.checkpoint.num_pins += 1
-        if match is not None:
+        elif match is not None:
             self._want_windows(match)
         node.users += 1
         return node
+
+    def _node_of(self, match: Match) -> Node:
+        """The node at whose end a hit's last full page is."""
+        if match.checkpoint is not None:
+            return match.checkpoint.node
+        return self.node_before(match.node, match.position // self.page_size)
+
+    def node_before(self, node: Node, page: int) -> Node:
+        """The node that ends where the page of that number begins, on the way to `node`.
+
+        Where that is further on, `node` itself.
+        """
+        if page >= node.end:
+            return node
+        for at in node.to_root():
+            if at.first < page or at.parent is None:
+                return self._cut(at, page)
+        raise AssertionError("every node is behind a root")
+
+    def _cut(self, node: Node, page: int) -> Node:
+        """The node that ends where that page begins, which this one has or ends at."""
+        if page == node.end:
+            return node
+        self.num_nodes += 1
+        return node.split(page - node.first, self.page_size * TOKEN_BYTES)
 
     def _want_windows(self, match: Match) -> None:
         """Marks what a hit here, or where this prompt parts from others, needs of windows."""
         for _, plan in self.token_groups if self._has_windows else ():
             for position in {match.position, match.matched} if plan.window is not None else ():
                 first = plan.first_kept(position) // self.page_size
-                for node in match.seen[first + 1 : position // self.page_size + 1]:
-                    node.is_wanted = True
+                pages = range(first, position // self.page_size)
+                for node in match.node.to_root():
+                    if node.end <= pages.start:
+                        break
+                    if node.first < pages.stop:
+                        node.want(pages)
 
     def join(self, node: Node) -> None:
         """Notes that one sequence more goes on behind a node, with all its pages."""
@@ -116,58 +150,76 @@ class PrefixCache:
         self._consider(node)
         self._forget_root(node)
 
-    def follow(
-        self, node: Node, tokens: bytes, pages: tuple[PhysicalId | None, ...]
-    ) -> Node | None:
-        """Takes a sequence on to the page of these tokens behind `node`, if there is one.
+    def follow(self, node: Node, tokens: bytes, columns: Sequence[Column]) -> Node | None:
+        """Takes a sequence on behind `node`, as far as one of the next has the same tokens.
 
-        `pages` has one for each token group, in use and not yet kept; those that are there
-        already are kept and the others left to the sequence.
+        `columns` have its own pages, in use and not yet kept: those that are there already are
+        left to it, the others kept. None: there is no node like this.
         """
-        child = node.child(tokens)
+        chunk = self.page_size * TOKEN_BYTES
+        child = node.children.get(tokens[:chunk])
         if child is None:
             return None
-        if child.pages != pages or not child.is_resident:
-            self._fill(child, pages)
+        count = child.num_common(tokens, 0, len(tokens) // chunk, chunk)
+        self._fill(child, count, columns)
+        child = self._cut(child, child.first + count)
         child.time = self._clock
         node.users -= 1
         child.users += 1
         return child
 
-    def append(self, node: Node, tokens: bytes, pages: _PagesOfGroups) -> Node:
-        """Takes in pages of tokens behind `node`, which has none like the first of them.
+    def append(self, node: Node, tokens: bytes, columns: list[Column]) -> Node:
+        """Takes in pages of tokens behind `node`, which has none that begins like them.
 
-        `pages` has for each of them one for each token group, as in `follow`. Returns the node
-        of the last.
+        `columns` has them for each token group, in use and not yet kept. Returns the node at
+        whose end they are: the same, made longer, where only this sequence stands there.
         """
-        size, salt, time = self.page_size, node.salt, self._clock
-        chunk = len(tokens) // len(pages)
-        node.users -= 1
-        for at, own in zip(range(0, len(tokens), chunk), pages, strict=True):
-            child = Node(node, tokens[at : at + chunk], node.length + size, own, salt)
-            child.time = time
-            node.add_child(child)
-            node.num_resident += 1
-            node = child
-        node.users += 1
-        self.num_nodes += len(pages)
-        for (g, _), column in zip(self.token_groups, zip(*pages, strict=True), strict=False):
+        chunk = self.page_size * TOKEN_BYTES
+        count = len(tokens) // chunk
+        for (g, _), column in zip(self.token_groups, columns, strict=True):
             self._keep(g, [page for page in column if page is not None])
-        return node
+        self.num_pages += count
+        if node.users == 1 and node.parent is not None and _is_bare(node):
+            node.tokens += tokens
+            node.end += count
+            node.length += count * self.page_size
+            node.num_cached += count
+            for own, column in zip(node.columns, columns, strict=True):
+                own += column
+            node.time = self._clock
+            return node
+        length = node.length + count * self.page_size
+        child = Node(node, tokens, node.end + count, length, columns, node.salt)
+        child.time = self._clock
+        node.add_child(tokens[:chunk], child)
+        node.num_cached_children += 1
+        self.num_nodes += 1
+        node.users -= 1
+        child.users += 1
+        return child
 
-    def _fill(self, node: Node, pages: tuple[PhysicalId | None, ...]) -> None:
-        """Gives a node that was there the pages that it lacks."""
-        self._ghosts.pop(id(node), None)
-        held = list(node.pages)
-        for slot, page in enumerate(pages):
-            if page is not None and held[slot] is None:
-                held[slot] = page
-                self._keep(self.token_groups[slot][0], (page,))
-        node.pages = tuple(held)
-        if not node.is_resident:
-            node.is_resident = True
+    def _fill(self, node: Node, count: int, columns: Sequence[Column]) -> None:
+        """Gives the first `count` pages of a node that was there those that they lack."""
+        there = node.num_cached
+        for (g, plan), own, column in zip(self.token_groups, node.columns, columns, strict=True):
+            new = column[there:count]
+            if plan.window is not None:
+                for index, page in enumerate(column[: min(there, count)]):
+                    if own[index] is None and page is not None:
+                        own[index] = page
+                        self._keep(g, (page,))
+            own += new
+            self._keep(g, [page for page in new if page is not None])
+        if count <= there:
+            return
+        node.num_cached = count
+        self.num_pages += count - there
+        self._num_ghosts -= count - there
+        if not there:
             assert node.parent is not None
-            node.parent.num_resident += 1
+            node.parent.num_cached_children += 1
+        if node.is_whole:
+            del self._ghosts[id(node)]
 
     def add_checkpoint(
         self,
@@ -201,10 +253,13 @@ class PrefixCache:
         """Notes that a sequence has read the states that it goes on from, and let go of them."""
         checkpoint.num_pins -= 1
         self._push(checkpoint)
+        number = checkpoint.node.end
         for slot, page in enumerate(checkpoint.partial if self._has_windows else ()):
-            for child in checkpoint.node.children:
-                if page is not None and child.pages[slot] == page:
-                    self.left_behind(child, slot, at_end=True)
+            if page is None or self.token_groups[slot][1].window is None:
+                continue
+            for child in checkpoint.node.children.values():
+                if child.page(slot, number) == page:
+                    self.left_behind(child, slot, number, at_end=True)
 
     def supersede(self, checkpoint: Checkpoint) -> None:
         """Notes that a sequence went on from here and left a later one; only branches need both."""
@@ -212,24 +267,24 @@ class PrefixCache:
             checkpoint.rank = SUPERSEDED
             self._push(checkpoint)
 
-    def left_behind(self, node: Node, slot: int, *, at_end: bool = False) -> None:
+    def left_behind(self, node: Node, slot: int, number: int, *, at_end: bool = False) -> None:
         """Notes that a sequence has no use any more for a window's page of a node.
 
         One that it held `at_end`, or that is wanted, is dropped when nothing else is left.
         """
-        page = node.pages[slot]
+        page = node.page(slot, number)
         if page is not None:
             key = (self.token_groups[slot][0], page)
-            if at_end or node.is_wanted:
+            if at_end or number in node.wanted:
                 self._behind.pop(key, None)
-                self._last[key] = (node, slot)
+                self._last[key] = (node, slot, number)
             elif key not in self._last:
-                self._behind[key] = (node, slot)
+                self._behind[key] = (node, slot, number)
 
     def data(self) -> dict[str, int]:
         """What is there now, and what was dropped so far."""
         return {
-            "pages": self.num_nodes - len(self._ghosts),
+            "pages": self.num_pages,
             "checkpoints": self.num_checkpoints,
             "dropped_pages": self.num_dropped["pages"],
             "dropped_checkpoints": self.num_dropped["checkpoints"],
@@ -240,48 +295,46 @@ class PrefixCache:
 
         As much as there is: whether it is enough says `SlabAllocator.can_allocate`.
         """
+        most = max(counts)
         while self._pool.allocator.shortage(counts):
-            if not self._drop_least():
+            if not self._drop_least(most):
                 return
 
     def forget_all(self) -> None:
         """Drops all that nobody uses."""
-        while self._drop_least():
+        while self._drop_least(self.num_pages):
             pass
 
-    def _drop_least(self) -> bool:
-        """Drops what is worth least. Returns whether there was anything."""
+    def _drop_least(self, most: int) -> bool:
+        """Drops what is worth least, at most so many pages of it. Whether there was anything."""
         return (
-            self._drop_leaf(useless=True)
+            (bool(self.state_groups) and self._drop_leaf(self.num_pages))
             or self._drop_window(self._behind)
             or self._drop_least_checkpoint()
-            or self._drop_leaf(useless=False)
+            or self._drop_leaf(most)
             or self._drop_window(self._last)
         )
 
-    def _drop_leaf(self, useless: bool) -> bool:
-        """Drops the pages of the leaf that was used least recently.
+    def _drop_leaf(self, most: int) -> bool:
+        """Drops up to so many last pages of the leaf that was used least recently.
 
         With states a leaf behind which there is no checkpoint is useless.
         """
-        if useless and not self.state_groups:
-            return False
         while self._leaves:
-            time, _, node = heapq.heappop(self._leaves)
-            if not self._is_droppable(node):
-                continue
-            if time != node.time:
-                self._consider(node)
-                continue
-            self._drop_pages(node)
-            return True
+            time, _, node = self._leaves[0]
+            if self._is_droppable(node) and time == node.time:
+                self._drop_pages(node, min(most, node.num_cached))
+                return True
+            heapq.heappop(self._leaves)
+            self._consider(node)
         return False
 
     def _drop_window(self, queue: _Windows) -> bool:
         while queue:
-            (g, page), (node, slot) = queue.popitem(last=False)
-            if node.pages[slot] == page and self._pool.allocator.is_cached(g, page):
-                node.set_page(slot, None)
+            (g, page), (last, slot, number) = queue.popitem(last=False)
+            node = last.holder(number)
+            if node.page(slot, number) == page and self._pool.allocator.is_cached(g, page):
+                node.columns[slot][number - node.first] = None
                 self._pool.drop(g, (page,))
                 return True
         return False
@@ -316,27 +369,44 @@ class PrefixCache:
                 if page is not None:
                     yield g, [page]
 
-    def _drop_pages(self, node: Node) -> None:
-        for slot, (g, _) in enumerate(self.token_groups):
-            page = node.pages[slot]
-            if page is not None:
-                self._behind.pop((g, page), None)
-                self._last.pop((g, page), None)
-                self._pool.drop(g, (page,))
-                node.set_page(slot, None)
-        self.num_dropped["pages"] += 1
-        node.is_resident = False
-        parent = node.parent
-        assert parent is not None
-        parent.num_resident -= 1
-        self._ghosts[id(node)] = node
-        self._consider(parent)
-        while len(self._ghosts) > MOST_GHOSTS:
-            _, ghost = self._ghosts.popitem(last=False)
-            assert ghost.parent is not None and not ghost.children, "its children went before it"
-            ghost.parent.remove_child(ghost)
+    def _drop_pages(self, node: Node, count: int) -> None:
+        """Drops the last `count` pages of a node, and keeps their tokens in mind for a while."""
+        was_whole, left = node.is_whole, node.num_cached - count
+        for (g, plan), column in zip(self.token_groups, node.columns, strict=True):
+            dropped = [page for page in column[left:] if page is not None]
+            del column[left:]
+            if plan.window is not None:
+                for page in dropped:
+                    self._behind.pop((g, page), None)
+                    self._last.pop((g, page), None)
+            self._pool.drop(g, dropped)
+        node.num_cached = left
+        self.num_pages -= count
+        self.num_dropped["pages"] += count
+        self._num_ghosts += count
+        if was_whole:
+            self._ghosts[id(node)] = node
+        if not left:
+            assert node.parent is not None
+            node.parent.num_cached_children -= 1
+            self._consider(node.parent)
+        while self._num_ghosts > MOST_GHOSTS:
+            self._forget_ghost()
+
+    def _forget_ghost(self) -> None:
+        """Forgets the pages that were dropped of the node where that began first."""
+        _, node = self._ghosts.popitem(last=False)
+        parent, chunk = node.parent, self.page_size * TOKEN_BYTES
+        assert parent is not None and not node.children, "its children went before it"
+        self._num_ghosts -= node.end - node.first - node.num_cached
+        if not node.num_cached:
+            del parent.children[node.tokens[:chunk]]
             self.num_nodes -= 1
-            self._forget_root(ghost.parent)
+            self._forget_root(parent)
+            return
+        node.tokens = node.tokens[: node.num_cached * chunk]
+        node.end = node.first + node.num_cached
+        node.length = node.end * self.page_size
 
     def _forget_root(self, node: Node) -> None:
         if node.parent is None and not (node.children or node.checkpoints or node.users):
@@ -344,9 +414,9 @@ class PrefixCache:
 
     def _is_droppable(self, node: Node) -> bool:
         """Whether no sequence and no hit further on goes through a node."""
-        if not node.is_resident or node.parent is None:
+        if not node.num_cached or node.parent is None:
             return False
-        return not (node.users or node.num_resident or node.checkpoints)
+        return not (node.users or node.num_cached_children or node.checkpoints)
 
     def _consider(self, node: Node) -> None:
         """Puts a node in line if its pages can be dropped."""
@@ -366,6 +436,11 @@ class PrefixCache:
         if len(self._heap) > 64 + 4 * self.num_checkpoints:  # most of it is stale
             entries = {id(e[3]): e for e in self._heap if e[:2] == (e[3].rank, e[3].time)}
             self._heap = sorted(e for e in entries.values() if not e[3].is_dropped)
+
+
+def _is_bare(node: Node) -> bool:
+    """Whether nothing else can go on at a node's end, so that it may be moved."""
+    return not (node.children or node.checkpoints or node.lost_checkpoint)
 
 
 def make_prefix_cache(pool: Pool, config: EngineConfig) -> PrefixCache | None:

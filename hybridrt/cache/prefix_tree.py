@@ -1,87 +1,87 @@
-"""The tree of prefixes: pages of tokens, and the positions at which states are kept.
+"""The tree of prefixes: runs of pages of tokens, and the positions at which states are kept.
 
-A node stands for one full page of tokens behind those of its parent, and is found by its
-tokens themselves, so that nothing but equal tokens is ever taken for equal. Each
-`cache_salt` has a root of its own. A node has its page in every token group; a checkpoint
-hangs on the node behind which it stands, up to a page's tokens further on, and has a copy
-of every state.
+A node stands for one or more full pages of tokens behind those of its parent, and is found by
+the tokens of its first page, so that nothing but equal tokens is ever taken for equal. Where
+prompts part within a run, it is split. Each `cache_salt` has a root of its own. A node has
+its pages in every token group; a checkpoint hangs on the node at whose end it stands, or up
+to a page's tokens further on, and has a copy of every state.
 """
 
 from array import array
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from hybridrt.cache.page_table import PhysicalId
-from hybridrt.cache.plan import GroupPlan
-
-CacheNote = Literal[
-    "hit",
-    "no match",
-    "below page size",
-    "no checkpoint",
-    "window gone",
-    "evicted",
-    "salt differs",
-    "disabled",
-]
-"""How a prompt fared; see docs/reuse.md."""
 
 TOKEN_BYTES = 4
 SUPERSEDED, USEFUL = 0, 1  # ranks of checkpoints
 
+Column = list[PhysicalId | None]
+"""Pages of one token group in token order; None: dropped, since behind a window."""
 
 _NONE: dict[bytes, Any] = {}
 """One for all nodes that have none, never changed: memory, and time of the collector."""
+_NO_PAGES: set[int] = set()
 
 
 class Node:
-    """A page of tokens; `length` counts all up to its end. The root has none.
+    """The pages number `first` to `end - 1` of a prompt; `length` counts all tokens to its end.
 
-    `pages` has one per token group, None where it was dropped. `users` are the running
-    sequences that go on behind it. One that `is_wanted` lies in the window before a place
-    where prompts part, so that its pages are worth keeping behind a window too.
+    The root has none. `columns` has the pages in each token group: those of the first
+    `num_cached` that are left, while the others have been dropped and only their tokens are
+    known. `users` are the running sequences that go on behind it. Pages whose numbers are in
+    `wanted` lie in the window before a place where prompts part, so that they are worth keeping
+    behind a window too.
     """
 
     __slots__ = (
-        "_children",
-        "_only_child",
         "checkpoints",
-        "is_resident",
-        "is_wanted",
+        "children",
+        "columns",
+        "end",
+        "first",
         "length",
         "lost_checkpoint",
-        "num_resident",
-        "pages",
+        "num_cached",
+        "num_cached_children",
         "parent",
         "salt",
         "time",
         "tokens",
         "users",
+        "wanted",
     )
 
     def __init__(
         self,
         parent: "Node | None",
         tokens: bytes,
+        end: int,
         length: int,
-        pages: tuple[PhysicalId | None, ...],
+        columns: list[Column],
         salt: str | None,
     ) -> None:
         self.parent = parent
         self.tokens = tokens
+        self.first = 0 if parent is None else parent.end
+        self.end = end
         self.length = length
-        self.pages = pages
+        self.columns = columns
         self.salt = salt
-        self._only_child: Node | None = None
-        self._children: dict[bytes, Node] = _NONE  # of a node that has had several
+        self.children: dict[bytes, Node] = _NONE
         self.checkpoints: dict[bytes, Checkpoint] = _NONE
-        self.num_resident = 0  # children that have their pages
+        self.num_cached = end - self.first
+        self.num_cached_children = 0  # those that have pages
         self.users = 0
         self.time = 0
-        self.is_resident = True
-        self.is_wanted = False
+        self.wanted = _NO_PAGES
         self.lost_checkpoint = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it has all its pages; only behind such a one anything can be found."""
+        return self.num_cached == self.end - self.first
 
     def add_checkpoint(self, checkpoint: "Checkpoint") -> None:
         """Hangs a checkpoint on this node."""
@@ -89,38 +89,81 @@ class Node:
             self.checkpoints = {}
         self.checkpoints[checkpoint.tail] = checkpoint
 
-    def add_child(self, child: "Node") -> None:
-        """Puts a page behind this one."""
-        if self._only_child is None and not self._children:
-            self._only_child = child
-            return
-        if self._only_child is not None:
-            self._children = {self._only_child.tokens: self._only_child}
-            self._only_child = None
-        self._children[child.tokens] = child
+    def add_child(self, first_page: bytes, child: "Node") -> None:
+        """Puts a run that begins with this page behind this one."""
+        if self.children is _NONE:
+            self.children = {}
+        self.children[first_page] = child
 
-    def remove_child(self, child: "Node") -> None:
-        """Takes a page away that has none behind it."""
-        if self._only_child is child:
-            self._only_child = None
-        else:
-            del self._children[child.tokens]
+    def want(self, pages: range) -> None:
+        """Notes which of its pages are wanted; `pages` may have numbers of others too."""
+        if self.wanted is _NO_PAGES:
+            self.wanted = set()
+        self.wanted.update(range(max(pages.start, self.first), min(pages.stop, self.end)))
 
-    def child(self, tokens: bytes) -> "Node | None":
-        """The page of these tokens behind this one."""
-        only = self._only_child
-        if only is None:
-            return self._children.get(tokens)
-        return only if only.tokens == tokens else None
+    def to_root(self) -> "Iterator[Node]":
+        """This node, its parent, and so on."""
+        node: Node | None = self
+        while node is not None:
+            yield node
+            node = node.parent
 
-    @property
-    def children(self) -> "Collection[Node]":
-        """The pages behind this one."""
-        return self._children.values() if self._only_child is None else (self._only_child,)
+    def holder(self, page: int) -> "Node":
+        """The node of the page with that number: this one, or one before it."""
+        node = self
+        while page < node.first:
+            assert node.parent is not None
+            node = node.parent
+        return node
 
-    def set_page(self, slot: int, page: PhysicalId | None) -> None:
-        """Gives a token group another page here, or none."""
-        self.pages = (*self.pages[:slot], page, *self.pages[slot + 1 :])
+    def page(self, slot: int, number: int) -> PhysicalId | None:
+        """The page of that number in a token group, if it is there."""
+        index = number - self.first
+        return self.columns[slot][index] if 0 <= index < self.num_cached else None
+
+    def num_common(self, tokens: bytes, begin: int, most: int, chunk: int) -> int:
+        """How many of its first pages, of `chunk` bytes, are the `tokens` from `begin` on."""
+        own = self.tokens
+        if len(own) <= most * chunk and tokens.startswith(own, begin):
+            return self.end - self.first
+        count = 0
+        for at in range(0, min(len(own), most * chunk), chunk):
+            if own[at : at + chunk] != tokens[begin + at : begin + at + chunk]:
+                break
+            count += 1
+        return count
+
+    def split(self, num_pages: int, chunk: int) -> "Node":
+        """Makes the first `num_pages` a node of their own, before this one, and returns it.
+
+        They all have to be there. What stands at this node's end goes on to stand there.
+        """
+        assert 0 < num_pages < self.end - self.first and num_pages <= self.num_cached
+        parent = self.parent
+        assert parent is not None
+        at, tokens = num_pages * chunk, self.tokens
+        page_size = (self.length - parent.length) // (self.end - self.first)
+        before = Node(
+            parent,
+            tokens[:at],
+            self.first + num_pages,
+            parent.length + num_pages * page_size,
+            [column[:num_pages] for column in self.columns],
+            self.salt,
+        )
+        parent.add_child(tokens[:chunk], before)
+        self.parent = before
+        self.tokens = tokens[at:]
+        self.first = before.end
+        self.columns = [column[num_pages:] for column in self.columns]
+        self.num_cached -= num_pages
+        before.add_child(self.tokens[:chunk], self)
+        before.num_cached_children = int(self.num_cached > 0)
+        before.time = self.time
+        if self.wanted:
+            before.wanted = {page for page in self.wanted if page < before.end}
+            self.wanted -= before.wanted
+        return before
 
 
 @dataclass(slots=True, eq=False)
@@ -146,174 +189,6 @@ class Checkpoint:
         return self.node.length + len(self.tail) // TOKEN_BYTES
 
 
-@dataclass(slots=True)
-class Match:
-    """What the cache has of a prompt: a hit of `position` tokens, and why not more.
-
-    `path` are the nodes of the hit, the root first; `matched` counts the tokens that have
-    been seen before, those without a checkpoint included, and `seen` has their nodes.
-    `missing` names the first page that isn't there and that would make the hit longer, so that
-    two who need it can be told.
-    """
-
-    position: int
-    note: CacheNote
-    path: list[Node]
-    checkpoint: Checkpoint | None
-    matched: int
-    seen: list[Node]
-    missing: "Missing | None"
-
-    @property
-    def unused(self) -> "Match":
-        """The same prompt without the hit, for which there is no room beside the sequence."""
-        return replace(self, position=0, note="evicted", path=self.path[:1], checkpoint=None)
-
-
-Missing = tuple[Hashable, bytes]
-"""What a page would stand behind, and its tokens."""
-
-
 def token_bytes(tokens: Sequence[int]) -> bytes:
     """Tokens as the tree compares them."""
     return array("i", tokens).tobytes()
-
-
-class Finder:
-    """Looks prompts up in the trees of all salts."""
-
-    def __init__(
-        self,
-        roots: Mapping[str | None, Node],
-        page_size: int,
-        token_groups: Sequence[GroupPlan],
-        has_states: bool,
-    ) -> None:
-        self._roots = roots
-        self._page_size = page_size
-        self._chunk = page_size * TOKEN_BYTES
-        self._has_states = has_states
-        self._windows = [(i, g) for i, g in enumerate(token_groups) if g.window is not None]
-
-    def match(self, tokens: Sequence[int], salt: str | None = None) -> Match:
-        """The longest hit for a prompt, of at most all but its last token."""
-        limit = len(tokens) - 1
-        data = token_bytes(tokens)
-        path, ghost = self._walk(data, limit, salt)
-        checkpoint: Checkpoint | None = None
-        if self._has_states:
-            position, checkpoint, window_gone = self._best_checkpoint(path, data, limit)
-        else:
-            position, window_gone = self._best_page(path)
-        last = ghost or path[-1]
-        return Match(
-            position=position,
-            note=self._note(position, len(tokens), path, ghost, window_gone, data, salt),
-            path=path[: position // self._page_size + 1],
-            checkpoint=checkpoint,
-            matched=last.length,
-            seen=path,
-            missing=self._missing(last, data, position, limit),
-        )
-
-    def _missing(self, last: Node, data: bytes, position: int, limit: int) -> Missing | None:
-        if position == limit or (last.length + self._page_size > limit and not self._has_states):
-            return None
-        start = last.length * TOKEN_BYTES
-        behind = last.salt if last.parent is None else last  # a root may be made anew
-        return behind, data[start : start + self._chunk]
-
-    def _walk(self, data: bytes, limit: int, salt: str | None) -> tuple[list[Node], Node | None]:
-        """The nodes of a prompt from its root on that have their pages, and the last without."""
-        node = self._roots.get(salt) or Node(None, b"", 0, (), salt)
-        path: list[Node] = [node]
-        ghost: Node | None = None
-        for start in range(0, limit // self._page_size * self._chunk, self._chunk):
-            child = node.child(data[start : start + self._chunk])
-            if child is None:
-                break
-            node = child
-            if ghost is None and child.is_resident:
-                path.append(child)
-            else:
-                ghost = child
-        return path, ghost
-
-    def positions(self, tokens: Sequence[int], salt: str | None = None) -> list[int]:
-        """All places where a prompt that begins with these tokens, and has more, could go on."""
-        data = token_bytes(tokens)
-        path, _ = self._walk(data, len(tokens), salt)
-        if self._has_states:
-            found = self._checkpoints(path, data, len(tokens))
-            places = [(checkpoint.position, checkpoint) for checkpoint in found]
-        else:
-            places = [(node.length, None) for node in path[1:]]
-        return [place[0] for place in places if self._missing_page(path, *place) is None]
-
-    def _checkpoints(self, path: list[Node], data: bytes, limit: int) -> Iterator[Checkpoint]:
-        """Those of a prompt's own path, the longest first."""
-        for node in reversed(path):
-            begin = node.length * TOKEN_BYTES
-            for tail in sorted(node.checkpoints, key=len, reverse=True):
-                checkpoint = node.checkpoints[tail]
-                if checkpoint.position <= limit and data.startswith(tail, begin):
-                    yield checkpoint
-
-    def _best_checkpoint(
-        self, path: list[Node], data: bytes, limit: int
-    ) -> tuple[int, Checkpoint | None, bool]:
-        window_gone = False
-        for checkpoint in self._checkpoints(path, data, limit):
-            if self._missing_page(path, checkpoint.position, checkpoint) is None:
-                return checkpoint.position, checkpoint, False
-            window_gone = True
-        return 0, None, window_gone
-
-    def _best_page(self, path: list[Node]) -> tuple[int, bool]:
-        position, window_gone = path[-1].length, False
-        while position:
-            missing = self._missing_page(path, position, None)
-            if missing is None:
-                return position, False
-            window_gone = True
-            position = missing * self._page_size
-        return 0, window_gone
-
-    def _missing_page(
-        self, path: list[Node], position: int, checkpoint: Checkpoint | None
-    ) -> int | None:
-        """The last page of a window that would be needed to go on at `position` and isn't there."""
-        full = position // self._page_size
-        for slot, plan in self._windows:
-            if checkpoint is not None and checkpoint.tail and checkpoint.partial[slot] is None:
-                return full
-            first = plan.first_kept(position) // self._page_size
-            for index in range(full, first, -1):
-                if path[index].pages[slot] is None:
-                    return index - 1
-        return None
-
-    def _note(
-        self,
-        position: int,
-        num_tokens: int,
-        path: list[Node],
-        ghost: Node | None,
-        window_gone: bool,
-        data: bytes,
-        salt: str | None,
-    ) -> CacheNote:
-        if position:
-            return "hit"
-        if window_gone:
-            return "window gone"
-        if num_tokens <= self._page_size:
-            return "below page size"
-        if ghost is not None:
-            return "evicted"
-        if len(path) > 1:
-            return "evicted" if any(node.lost_checkpoint for node in path) else "no checkpoint"
-        first = data[: self._chunk]
-        if any(root.child(first) for other, root in self._roots.items() if other != salt):
-            return "salt differs"
-        return "no match"

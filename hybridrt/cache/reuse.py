@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from hybridrt.cache.finder import Match, Missing
 from hybridrt.cache.page_table import PageTable, PhysicalId
 from hybridrt.cache.pool import PageCopy, Pool
 from hybridrt.cache.prefix import PrefixCache
@@ -10,8 +11,7 @@ from hybridrt.cache.prefix_tree import (
     TOKEN_BYTES,
     USEFUL,
     Checkpoint,
-    Match,
-    Missing,
+    Column,
     Node,
     token_bytes,
 )
@@ -37,17 +37,16 @@ class Place:
 
     Its pages up to `node` are there. It begins with the states of `initial` at its next
     step; `earlier` are the checkpoints that it began with and has left since. It is about to
-    compute the page `missing`, and has when `arrives_at` tokens are committed. Its first
-    `num_prompt_tokens` are given, those behind them are its own.
+    compute the page `missing`, and has when so many tokens are committed as that says.
+    `prompt` are the tokens that it came with; those behind them are its own.
     """
 
     node: Node
     initial: Checkpoint | None
-    num_prompt_tokens: int = 0
+    prompt: bytes = b""
     earlier: list[Checkpoint] = field(default_factory=list)
     exports: dict[int, Export] = field(default_factory=dict)
     missing: Missing | None = None
-    arrives_at: int = 0
 
 
 class Reuse:
@@ -72,7 +71,7 @@ class Reuse:
         shared: list[list[PhysicalId]] = [[] for _ in self._groups]
         for slot, (g, plan) in enumerate(self.prefix.token_groups if match.position else ()):
             first = plan.first_kept(match.position) // self.prefix.page_size
-            pages = (node.pages[slot] for node in match.path[1 + first :])
+            pages = match.pages(slot, first, match.position // self.prefix.page_size)
             shared[g] = [page for page in pages if page is not None]
         return shared
 
@@ -96,21 +95,18 @@ class Reuse:
             pages[g] += kept
         return pages
 
-    def begin(self, match: Match, salt: str | None, num_tokens: int) -> Place:
+    def begin(self, match: Match, salt: str | None) -> Place:
         """The place of a sequence that begins with a match, whose pages it has retained.
-
-        It has `num_tokens` tokens now.
 
         Those of the checkpoint it holds until its first step is over.
         """
         checkpoint, missing = match.checkpoint, match.missing
-        place = Place(self.prefix.begin(match, salt), checkpoint, num_tokens)
+        place = Place(self.prefix.begin(match, salt), checkpoint, match.data)
         if checkpoint is not None:
             place.earlier.append(checkpoint)
         if missing is not None:
             self._in_flight.add(missing)
             place.missing = missing
-            place.arrives_at = match.matched + len(missing[1]) // TOKEN_BYTES
         return place
 
     def begin_apart(self, salt: str | None) -> Place:
@@ -136,7 +132,7 @@ class Reuse:
         if place.initial is not None or place.exports or place.missing is not None:
             return 0
         next_page = place.node.length + self.prefix.page_size
-        if next_page <= place.num_prompt_tokens:
+        if next_page * TOKEN_BYTES <= len(place.prompt):
             return next_page
         return place.node.length + PAGES_AT_A_TIME * self.prefix.page_size
 
@@ -149,7 +145,7 @@ class Reuse:
         count = (num_tokens - place.node.length) // self.prefix.page_size
         if count > 0:
             self._publish_pages(place, tables, tokens, count)
-        if place.missing is not None and num_tokens >= place.arrives_at:
+        if place.missing is not None and num_tokens >= place.missing[1]:
             self._arrive(place)
         if place.exports:
             self._publish_states(place, tables, tokens, num_tokens)
@@ -157,20 +153,28 @@ class Reuse:
     def _publish_pages(
         self, place: Place, tables: Sequence[PageTable], tokens: Sequence[int], count: int
     ) -> None:
-        size, start = self.prefix.page_size, place.node.length
-        data, chunk = token_bytes(tokens[start : start + count * size]), size * TOKEN_BYTES
-        first = start // size
+        first, size = place.node.end, self.prefix.page_size
+        page_bytes = size * TOKEN_BYTES
+        end = (first + count) * page_bytes
+        if end <= len(place.prompt):
+            data = place.prompt[first * page_bytes : end]
+        else:
+            data = token_bytes(tokens[first * size : (first + count) * size])
         columns = [_pages_of(tables[g], first, count) for g, _ in self.prefix.token_groups]
-        rows = [*zip(*columns, strict=True)] if columns else [()] * count
-        for index, pages in enumerate(rows):
-            at = index * chunk
-            node = self.prefix.follow(place.node, data[at : at + chunk], pages)
+        while data:
+            node = self.prefix.follow(place.node, data, columns)
             if node is None:
-                place.node = self.prefix.append(place.node, data[at:], rows[index:])
+                place.node = self.prefix.append(place.node, data, columns)
                 return
             place.node = node
-            if node.pages != pages:
-                self._share_twins(place, tables, pages)
+            followed = node.end - node.first
+            for (g, _), there, own in zip(
+                self.prefix.token_groups, node.columns, columns, strict=True
+            ):
+                if there != own[:followed]:
+                    self._share_twins(tables[g], g, node.first, there, own)
+            data = data[len(node.tokens) :]
+            columns = [column[followed:] for column in columns]
 
     def _publish_states(
         self, place: Place, tables: Sequence[PageTable], tokens: Sequence[int], num_tokens: int
@@ -191,26 +195,24 @@ class Reuse:
                 self._pool.release(g, pages)
 
     def _share_twins(
-        self, place: Place, tables: Sequence[PageTable], pages: Sequence[PhysicalId | None]
+        self, table: PageTable, group: int, first: int, there: Column, own: Column
     ) -> None:
-        """Lets a sequence have the page that was there instead of its own of the same tokens."""
-        index = place.node.length // self.prefix.page_size - 1
-        groups = zip(self.prefix.token_groups, place.node.pages, pages, strict=True)
-        for (g, _), page, own in groups:
-            if page is not None and own is not None and page != own:
-                self._pool.allocator.retain(g, [page])
+        """Lets a sequence have the pages that were there instead of its own of the same tokens."""
+        for number, (page, twin) in enumerate(zip(there, own, strict=False), first):
+            if page is not None and twin is not None and page != twin:
+                self._pool.allocator.retain(group, [page])
                 self.num_twins += 1
-                tables[g].set(index - tables[g].num_released, page)
-                self._pool.release(g, [own])
+                table.set(number - table.num_released, page)
+                self._pool.release(group, [twin])
 
     def leave_behind(self, place: Place, group: int, pages: range, *, at_end: bool = False) -> None:
         """Notes that pages of a window, by number in token order, are seen no more."""
         slot = next(s for s, (g, _) in enumerate(self.prefix.token_groups) if g == group)
-        node: Node | None = place.node
-        while node is not None and node.length > pages.start * self.prefix.page_size:
-            if node.length <= pages.stop * self.prefix.page_size:
-                self.prefix.left_behind(node, slot, at_end=at_end)
-            node = node.parent
+        for node in place.node.to_root():
+            if node.end <= pages.start:
+                return
+            for number in range(max(pages.start, node.first), min(pages.stop, node.end)):
+                self.prefix.left_behind(node, slot, number, at_end=at_end)
 
     def donate(
         self, place: Place, tables: Sequence[PageTable], tokens: Sequence[int], num_tokens: int
@@ -267,6 +269,8 @@ class Reuse:
 
         With `only_idle` nothing else is dropped for them.
         """
+        if not positions:
+            return
         most = self.prefix.most_checkpoints
         wanted = [p for p in dict.fromkeys(positions) if p not in place.exports]
         if most is not None:
@@ -293,9 +297,7 @@ class Reuse:
         """For each of these positions in order, the last node up to there on the way to a node."""
         nodes: list[Node] = []
         for position in reversed(positions):
-            while node.length > position:
-                assert node.parent is not None
-                node = node.parent
+            node = self.prefix.node_before(node, position // self.prefix.page_size)
             nodes.append(node)
         return nodes[::-1]
 
@@ -338,7 +340,7 @@ def _page_at(table: PageTable, index: int) -> PhysicalId | None:
     return table.physical_ids[place] if 0 <= place < len(table) else None
 
 
-def _pages_of(table: PageTable, first: int, count: int) -> list[PhysicalId | None]:
+def _pages_of(table: PageTable, first: int, count: int) -> Column:
     """The pages `first` to `first + count - 1` in token order; None: released already."""
     begin = first - table.num_released
     if begin >= 0:

@@ -4,11 +4,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from hybridrt.cache.finder import Match
 from hybridrt.cache.page_table import PageTable, PhysicalId
 from hybridrt.cache.plan import UNENDING, GroupPlan
 from hybridrt.cache.pool import PageCopy, Pool
 from hybridrt.cache.prefix import PrefixCache
-from hybridrt.cache.prefix_tree import SUPERSEDED, USEFUL, Match
+from hybridrt.cache.prefix_tree import SUPERSEDED, USEFUL
 from hybridrt.cache.reuse import Place, Reuse, StateCopies
 from hybridrt.cache.slabs import OutOfPages
 
@@ -137,7 +138,7 @@ class SequencePages:
         self, reuse: Reuse, match: Match, salt: str | None, num_tokens: int, stop: int | None
     ) -> _Entry:
         shared = reuse.retain(match)
-        place = reuse.begin(match, salt, num_tokens)
+        place = reuse.begin(match, salt)
         fresh: list[list[PhysicalId]] = [[] for _ in self._groups]
         try:
             fresh = self._allocate(self._missing_behind(match, num_tokens, stop))

@@ -13,7 +13,7 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import NamedTuple
 
-from hybridrt.cache.prefix_tree import Match
+from hybridrt.cache.finder import Match
 from hybridrt.cache.sequence_pages import SequencePages
 from hybridrt.cache.slabs import OutOfPages
 from hybridrt.config import EngineConfig

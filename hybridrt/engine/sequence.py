@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from hybridrt.cache.prefix_tree import CacheNote, Match
+from hybridrt.cache.finder import CacheNote, Match
 from hybridrt.engine.detokenizer import Detokenizer
 from hybridrt.request import CompletionOutput, Request, SamplingParams, TokenLogprobs
 

@@ -52,7 +52,7 @@ class CutRows:
 
 def cut_rows(rows: Rows[Row], pages: SequencePages) -> CutRows:
     """All rows in pieces."""
-    row = [*range(len(rows))]
+    row_of = [*range(len(rows))]
     starts, stops = [row.start for row in rows], [row.stop for row in rows]
     follows: list[int] = []
     reads: dict[int, StateCopies] = {}
@@ -67,16 +67,18 @@ def cut_rows(rows: Rows[Row], pages: SequencePages) -> CutRows:
             reads[piece] = initial
         for position, exported in pages.exports(sequence.sequence_id, start, stop):
             writes[piece] = reads[piece + 1] = exported
-            row.insert(piece, index)
+            row_of.insert(piece, index)
             stops.insert(piece, position)
             starts.insert(piece + 1, position)
             follows.append(piece := piece + 1)
         cut = piece - index
+    is_following = np.zeros(len(row_of), np.bool_)
+    is_following[follows] = True
     return CutRows(
-        np.array(row, np.int64),
+        np.array(row_of, np.int64),
         np.array(starts, np.int64),
         np.array(stops, np.int64),
-        np.isin(np.arange(len(row)), follows),
+        is_following,
         reads,
         writes,
     )

@@ -26,7 +26,7 @@ def nodes(prefix: PrefixCache) -> Iterator[Node]:
     while found:
         node = found.pop()
         yield node
-        found += node.children
+        found += node.children.values()
 
 
 def checkpoints(prefix: PrefixCache) -> Iterator[Checkpoint]:
@@ -42,9 +42,8 @@ def places(pages: SequencePages) -> Iterator[Place]:
 
 def pages_of_node(prefix: PrefixCache, node: Node) -> Iterator[Page]:
     if node.parent is not None:
-        for (g, _), page in zip(prefix.token_groups, node.pages, strict=True):
-            if page is not None:
-                yield g, page
+        for (g, _), column in zip(prefix.token_groups, node.columns, strict=True):
+            yield from ((g, page) for page in column if page is not None)
 
 
 def pages_of_checkpoint(prefix: PrefixCache, checkpoint: Checkpoint) -> Iterator[Page]:
@@ -70,31 +69,34 @@ def assert_tree_is_sound(pages: SequencePages) -> None:
     """Counts are right, what is there can be reached, and nothing is counted that isn't there."""
     prefix, size = prefix_of(pages), prefix_of(pages).page_size
     standing = Counter(id(place.node) for place in places(pages))
-    num_nodes = 0
+    num_nodes = num_pages = num_ghosts = 0
     for node in nodes(prefix):
-        resident = [child for child in node.children if child.is_resident]
-        assert node.num_resident == len(resident)
+        assert node.num_cached_children == sum(n.num_cached > 0 for n in node.children.values())
         assert node.users == standing[id(node)]
-        assert node.is_resident or not node.checkpoints, "no hit reaches this checkpoint"
+        behind = node.users or node.checkpoints or node.num_cached_children
+        assert node.is_whole or not behind, "no hit reaches what is behind this node"
         for tail, checkpoint in node.checkpoints.items():
             assert checkpoint.node is node and checkpoint.tail == tail
             assert len(tail) < size * TOKEN_BYTES
             assert not checkpoint.is_dropped
         if node.parent is None:
-            assert node.is_resident and node.length == 0
+            assert node.end == node.length == node.num_cached == 0
             continue
         num_nodes += 1
-        assert node.parent.child(node.tokens) is node
-        assert node.length == node.parent.length + size and node.salt == node.parent.salt
-        assert len(node.tokens) == size * TOKEN_BYTES
-        assert node.is_resident == (id(node) not in prefix._ghosts)
-        if node.is_resident:
-            assert node.parent.is_resident, "no hit reaches this node"
-            for (_, plan), page in zip(prefix.token_groups, node.pages, strict=True):
-                assert page is not None or plan.window is not None
-        else:
-            assert not any(pages_of_node(prefix, node))
+        num_pages += node.num_cached
+        num_ghosts += node.end - node.first - node.num_cached
+        assert node.parent.children[node.tokens[: size * TOKEN_BYTES]] is node
+        assert node.first == node.parent.end < node.end and node.salt == node.parent.salt
+        assert node.length == node.end * size
+        assert len(node.tokens) == (node.end - node.first) * size * TOKEN_BYTES
+        assert node.is_whole == (id(node) not in prefix._ghosts)
+        assert node.wanted <= {*range(node.first, node.end)}
+        for (_, plan), column in zip(prefix.token_groups, node.columns, strict=True):
+            assert len(column) == node.num_cached
+            assert None not in column or plan.window is not None
     assert prefix.num_nodes == num_nodes
+    assert prefix.num_pages == num_pages
+    assert prefix._num_ghosts == num_ghosts
     assert prefix.num_checkpoints == sum(1 for _ in checkpoints(prefix))
 
 
@@ -172,7 +174,10 @@ def assert_contents_are_right(reader: PageReader) -> None:
     prefix = prefix_of(reader.pages)
     for node in nodes(prefix):
         tokens = tokens_to(node)
-        _assert_tokens(reader, tokens, node.length - prefix.page_size, node.pages)
+        for index in range(node.num_cached):
+            start = (node.first + index) * prefix.page_size
+            known = tokens[: start + prefix.page_size]
+            _assert_tokens(reader, known, start, [column[index] for column in node.columns])
         for checkpoint in node.checkpoints.values():
             tail = np.frombuffer(checkpoint.tail, np.int32).tolist()
             history = History([*tokens, *tail], reader.layers)

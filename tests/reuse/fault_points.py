@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from torch.nn import Module
 
+import hybridrt.cache.finder
 import hybridrt.cache.page_table
 import hybridrt.cache.pool
 import hybridrt.cache.prefix
@@ -32,6 +33,7 @@ import hybridrt.engine.state_rows
 import hybridrt.engine.stats
 
 CACHE = (
+    hybridrt.cache.finder,
     hybridrt.cache.page_table,
     hybridrt.cache.pool,
     hybridrt.cache.prefix,

@@ -137,7 +137,7 @@ class Soak:
         assert pages._reuse is not None
         return {
             "nodes": prefix.num_nodes,
-            "ghosts": len(prefix._ghosts),
+            "ghosts": prefix._num_ghosts,
             "roots": len(prefix._roots),
             "leaves": len(prefix._leaves),
             "checkpoints in line": len(prefix._heap),

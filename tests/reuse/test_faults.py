@@ -62,7 +62,7 @@ ELSEWHERE: dict[str, str] = {
     """,
     "a hit that leaves no room for the rest, which takes the whole pool": "Match.unused",
     "one that gave way to itself": "SequencePages.forget_cached PrefixCache.forget_all",
-    "more dropped nodes than are remembered": "Node.remove_child",
+    "more dropped pages than are remembered": "PrefixCache._forget_ghost",
     "reports, tests, and handing pages on": """
         _Group.slabs SlabAllocator.num_free_slabs SlabAllocator.num_unused_slabs
         SlabAllocator.slabs_of SlabAllocator.num_free_pages SlabAllocator.num_live_pages

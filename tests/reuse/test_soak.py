@@ -36,4 +36,5 @@ def test_no_line_holds_on_to_what_was_dropped(monkeypatch: pytest.MonkeyPatch) -
         pass
     cache = prefix_of(soak.reader.pages)
     for line in (cache._behind, cache._last):
-        assert all(node.pages[slot] == page for (_, page), (node, slot) in line.items())
+        for (_, page), (node, slot, number) in line.items():
+            assert node.holder(number).page(slot, number) == page
