@@ -1,7 +1,8 @@
 """Looks prompts up in the tree of prefixes."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Literal
 
 from hybridrt.cache.plan import GroupPlan
@@ -18,6 +19,8 @@ CacheNote = Literal[
     "disabled",
 ]
 """How a prompt fared; see docs/reuse.md."""
+
+RECENT = 8  # pages of the many that may stand behind one, looked at for their first tokens
 
 Missing = tuple[str | None, int, int]
 """A page by its salt, the tokens to its end, and their hash: two who lack the same find out."""
@@ -106,7 +109,7 @@ class Finder:
         self, matched: int, data: bytes, position: int, salt: str | None
     ) -> Missing | None:
         num_tokens = len(data) // TOKEN_BYTES
-        end = matched + self._page_size
+        end = (matched // self._page_size + 1) * self._page_size
         if position == num_tokens - 1 or (end >= num_tokens and not self._has_states):
             return None
         end = min(end, num_tokens)
@@ -128,9 +131,33 @@ class Finder:
                 cached += min(common, child.num_cached)
             matched += common
             if matched < child.end:
+                node = child
                 break
             node = child
-        return _Walk(path, cached * self._page_size, matched * self._page_size)
+        size = self._page_size
+        part = self._part_of_next(node, matched, data, limit) if self._has_states else 0
+        return _Walk(path, cached * size, matched * size + part)
+
+    def _part_of_next(self, node: Node, page: int, data: bytes, limit: int) -> int:
+        """Tokens of the prompt's next page that one behind it begins with, in or behind `node`.
+
+        Fewer than half of a page are none: a state isn't worth keeping for their sake.
+        """
+        at, size = page * self._chunk, self._page_size
+        most = min(size - 1, limit - page * size)
+        if page < node.end:
+            begin = (page - node.first) * self._chunk
+            nexts: Iterable[bytes] = (node.tokens[begin : begin + self._chunk],)
+        else:  # where several part here, they part from the prompt at the same token as a rule
+            nexts = islice(reversed(node.children), RECENT)
+        half, longest = size // 2 * TOKEN_BYTES, 0
+        for tokens in nexts:
+            if half and data.startswith(tokens[:half], at):
+                count = size // 2
+                while count < most and data.startswith(tokens[: (count + 1) * TOKEN_BYTES], at):
+                    count += 1
+                longest = max(longest, min(count, most))
+        return longest
 
     def positions(self, tokens: Sequence[int], salt: str | None = None) -> list[int]:
         """All places where a prompt that begins with these tokens, and has more, could go on."""

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hybridrt.cache.finder import RECENT
 from hybridrt.cache.spec import Window
 from hybridrt.engine.scheduler import REGULAR
 from hybridrt.engine.sequence import Sequence as Running
@@ -84,11 +85,18 @@ class Oracle:
         start, end = self.hit(prompt), len(prompt) - 1
         passed = range(start + 1, end + 1)
         places = {p for p in passed if p % self.interval == 0 or p == end}
-        junction = max(self.whole_pages(min(common(prompt, c), end)) for c in [[], *self.computed])
+        junction = max(self.parting(prompt[:end], c) for c in [[], *self.computed])
         places |= {junction} & {*passed}
         places |= {len(tokens) - 1} - {0}
         self.places += [(tokens, place) for place in places]
         self.computed.append(tokens[:-1])
+
+    def parting(self, prompt: list[int], other: list[int]) -> int:
+        """Where two part, or the last page before it if that is less than half a page away."""
+        place = common(prompt, other)
+        whole = self.whole_pages(place)
+        is_far = place - whole >= self.page_size // 2 and len(other) >= whole + self.page_size
+        return place if is_far else whole
 
     def whole_pages(self, num_tokens: int) -> int:
         return num_tokens // self.page_size * self.page_size
@@ -106,7 +114,7 @@ class Oracle:
             st.integers(0, 99),
         ),
         min_size=2,
-        max_size=12,
+        max_size=RECENT + 1,
     ),
     interval=st.sampled_from([None, 3, 8]),
     chunk=st.sampled_from([3, 16, 512]),
