@@ -15,7 +15,8 @@ are, for the whole trace:
     steps             steps in which something ran
     host_seconds      in schedule, commit and the building of batches
     host_us_per_step  the same per step
-    cpu_us_per_step   the same in time of the thread, which other programs disturb less
+    cpu_us_per_step   the same in time of the thread, which other programs disturb less;
+                      `median_cpu_us_per_step` of the middle one of all steps
 """
 
 import argparse
@@ -184,6 +185,7 @@ def summary(run: Replay, requests: Sequence[TraceRequest]) -> dict[str, Any]:
         "host_seconds": round(run.host_seconds, 4),
         "host_us_per_step": round(1e6 * run.host_seconds / steps, 1),
         "cpu_us_per_step": round(1e6 * sum(run.cpu_seconds) / steps, 1),
+        "median_cpu_us_per_step": round(1e6 * float(np.median(run.cpu_seconds)), 1),
         "notes": _notes(run.pool.plan),
     }
 

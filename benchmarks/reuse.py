@@ -8,8 +8,9 @@ DIR is a harness around vLLM's own cache and scheduler; what it measured lies in
 
     hits      60 GiB, one request after the other: nothing has to be dropped
     pressure  4 and 8 GiB and more history than fits, beside `yardstick.py`
-    host      time of a step with and without the prefix cache where nothing is shared, with 1
-              and with 256 requests at a time; they take turns, the best run of each counts
+    host      time of a step with and without the prefix cache: on the same traces, one request
+              after the other, and where nothing is shared, with 1 and with 256 requests at a
+              time; they take turns, the best run of each counts
     filled    time of a step in pools that are full of 1e3 to 1e6 cached pages
 
 It writes reuse.md and .json; rows that were not measured again stay.
@@ -43,6 +44,7 @@ MODELS = (
 )
 FILLED = ("qwen3-next-80b", "deepseek-v3")
 TRACES = ("chat", "agent", "shared-1500-700", "shared-400-100")
+UNSHARED = "lognormal-200"
 COMMAND = "python benchmarks/reuse.py --peers DIR"
 
 Row = dict[str, Any]
@@ -93,10 +95,10 @@ def rows_of(geometry: str, test: str, traces: Path) -> Iterator[Row]:
                 about = {"trace": name, "cache_memory": memory}
                 yield row | about | {"job": {**job, **where, "concurrency": 1}}
     elif test == "host":
-        trace = str(traces / "lognormal-200.jsonl")
-        for concurrency in (1, 256):
-            run = {**job, **HOST, "trace": trace, "concurrency": concurrency}
-            yield row | {"concurrency": concurrency, "job": run}
+        for name, concurrency in ((UNSHARED, 1), (UNSHARED, 256), *((name, 1) for name in TRACES)):
+            where = {"trace": str(traces / f"{name}.jsonl"), "concurrency": concurrency}
+            about = {"trace": name, "concurrency": concurrency}
+            yield row | about | {"job": {**job, **HOST, **where}}
     elif geometry in FILLED:
         for pages in (1_000, 10_000, 100_000, 1_000_000):
             yield row | {"pages": pages, "job": {**job, "what": "filled", "pages": pages}}

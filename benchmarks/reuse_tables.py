@@ -12,6 +12,7 @@ LEAST_OF_YARDSTICK = 0.95
 LEAST_OF_VLLM = 1.2
 WITHOUT_STATES = ("gemma-3-27b", "deepseek-v3")
 MOST_HOST = 1.3
+MEAN, MEDIAN = "cpu_us_per_step", "median_cpu_us_per_step"
 FLAT = 1.1  # what passes for equal, given how times vary
 
 
@@ -59,22 +60,23 @@ def pressure(rows: Sequence[Row]) -> str:
 def host(rows: Sequence[Row]) -> str:
     lines: list[list[str]] = []
     for row in rows:
-        times = [row[side]["cpu_us_per_step"] for side in ("hybridrt", "without")]
-        line = [row["geometry"], str(row["concurrency"]), *(f"{t:,.1f}" for t in times)]
-        lines.append([*line, f"{host_ratio(row):.2f}"])
-    heads = ["geometry", "at a time", "with", "without", "ratio"]
-    text = "Host: microseconds of the thread's time a step, with and without the prefix cache, on"
-    text += " 800 prompts of 200 tokens in the mean that share nothing."
+        line = [row["geometry"], row["trace"], str(row["concurrency"])]
+        for name in (MEAN, MEDIAN):
+            line += [f"{row[side][name]:,.1f}" for side in ("hybridrt", "without")]
+            line.append(f"{host_ratio(row, name):.2f}")
+        lines.append(line)
+    heads = ["geometry", "trace", "at a time", "mean with", "without", "ratio"]
+    heads += ["median with", "without", "ratio"]
+    text = "Host: microseconds of the thread's time a step, with and without the prefix cache. The"
+    text += " prompts of lognormal-200 share nothing; the median is of a step in which sequences"
+    text += " decode, what comes and goes is in the mean."
     return text + "\n\n" + markdown(heads, lines)
 
 
 def filled(rows: Sequence[Row]) -> str:
     lines = [
         [row["geometry"], f"{row['hybridrt']['pages']:,}"]
-        + [
-            f"{row['hybridrt'][name]:,.1f}"
-            for name in ("cpu_us_per_step", "median_cpu_us_per_step")
-        ]
+        + [f"{row['hybridrt'][name]:,.1f}" for name in (MEAN, MEDIAN)]
         for row in rows
     ]
     text = "Filled: microseconds a step in a full pool, so that every new page drops another; 16"
@@ -100,8 +102,8 @@ def of_vllm(row: Row) -> float:
     return row["hybridrt"]["cached_tokens"] / max(1, row["vllm"]["cached_tokens"])
 
 
-def host_ratio(row: Row) -> float:
-    return row["hybridrt"]["cpu_us_per_step"] / row["without"]["cpu_us_per_step"]
+def host_ratio(row: Row, name: str) -> float:
+    return row["hybridrt"][name] / row["without"][name]
 
 
 def _both(row: Row) -> str:
@@ -147,14 +149,17 @@ def _miss_vllm(row: Row, _: Sequence[Row]) -> str | None:
     return f"{of_vllm(row):.3f} in {row['cache_memory']}" if of_vllm(row) < least else None
 
 
-def _miss_host(row: Row, _: Sequence[Row]) -> str | None:
-    ratio = host_ratio(row)
-    return f"{ratio:.2f} with {row['concurrency']} at a time" if ratio > MOST_HOST else None
+def _miss_host(name: str) -> Miss:
+    def miss(row: Row, _: Sequence[Row]) -> str | None:
+        ratio, where = host_ratio(row, name), f"{row['trace']}, {row['concurrency']} at a time"
+        return f"{ratio:.2f} on {where}" if ratio > MOST_HOST else None
+
+    return miss
 
 
 def _miss_flat(row: Row, rows: Sequence[Row]) -> str | None:
-    times = [r["hybridrt"]["cpu_us_per_step"] for r in rows if r["geometry"] == row["geometry"]]
-    time = row["hybridrt"]["cpu_us_per_step"]
+    times = [r["hybridrt"][MEAN] for r in rows if r["geometry"] == row["geometry"]]
+    time = row["hybridrt"][MEAN]
     return f"{time} us with {row['pages']:,}" if time > FLAT * times[0] else None
 
 
@@ -165,7 +170,10 @@ CHECKS: Mapping[str, Mapping[str, Miss]] = {
         "(for comparison: 0.95 of the clairvoyant ones)": _miss_clairvoyant,
         "at least 1.2 times vLLM with states, not below it without": _miss_vllm,
     },
-    "host": {"at most 1.3 times the host time without the prefix cache": _miss_host},
+    "host": {
+        "at most 1.3 times the host time without it, in the median": _miss_host(MEDIAN),
+        "at most 1.3 times the host time without it, in the mean": _miss_host(MEAN),
+    },
     "filled": {"no more time a step with more cached pages": _miss_flat},
 }
 

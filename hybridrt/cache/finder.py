@@ -150,13 +150,11 @@ class Finder:
             nexts: Iterable[bytes] = (node.tokens[begin : begin + self._chunk],)
         else:  # where several part here, they part from the prompt at the same token as a rule
             nexts = islice(reversed(node.children), RECENT)
-        half, longest = size // 2 * TOKEN_BYTES, 0
+        longest = 0
         for tokens in nexts:
-            if half and data.startswith(tokens[:half], at):
-                count = size // 2
-                while count < most and data.startswith(tokens[: (count + 1) * TOKEN_BYTES], at):
-                    count += 1
-                longest = max(longest, min(count, most))
+            least = max(longest + 1, size // 2)
+            while least <= most and data.startswith(tokens[: least * TOKEN_BYTES], at):
+                longest, least = least, least + 1
         return longest
 
     def positions(self, tokens: Sequence[int], salt: str | None = None) -> list[int]:

@@ -38,6 +38,8 @@ class Pool:
         self.bytes: UInt8[Tensor, "num_slabs slab_bytes"] = torch.zeros(
             plan.num_slabs, plan.slab_bytes, dtype=torch.uint8, device=device
         )
+        flat = self.bytes.view(-1)
+        self._pages = [flat.unflatten(0, (-1, group.page_stride)) for group in plan.groups]
 
     def blocks(self, group: GroupPlan) -> UInt8[Tensor, "num_blocks block_stride"]:
         """The whole pool as kernel blocks of one group, its padding included."""
@@ -67,9 +69,9 @@ class Pool:
 
     def copy(self, copies: Iterable[PageCopy]) -> None:
         """Copies pages, each within its group."""
-        views = [self._page_view(group) for group in self.plan.groups]
         for group, source, target in copies:
-            views[group][target].copy_(views[group][source])
+            pages = self._pages[group]
+            pages[target].copy_(pages[source])
 
     def reset(self) -> None:
         """Frees all pages, whoever has them."""
@@ -79,10 +81,7 @@ class Pool:
 
     def _poison_pages(self, group: int, freed: list[PhysicalId]) -> None:
         if self._poison and freed:
-            self._page_view(self.plan.groups[group])[torch.tensor(freed)] = POISON
-
-    def _page_view(self, group: GroupPlan) -> UInt8[Tensor, "num_pages page_stride"]:
-        return self.bytes.view(-1).unflatten(0, (-1, group.page_stride))
+            self._pages[group][torch.tensor(freed)] = POISON
 
 
 def _allocator(plan: CachePlan) -> SlabAllocator:

@@ -57,6 +57,7 @@ class Reuse:
         self._pool = pool
         self._groups = pool.plan.groups
         self._states = [g for g, _ in prefix.state_groups]
+        self._parts = [(g, group.parts) for g, group in prefix.state_groups]
         self.has_states = bool(self._states)
         self._in_flight: set[Missing] = set()
         self.num_twins = 0
@@ -190,9 +191,9 @@ class Reuse:
                     for source, target in zip(sources, export.pages[g], strict=True)
                 )
             self._leave(place, node, tables, tokens, position, export.pages, export.rank)
-            del place.exports[position]
-            for g, pages in export.pages.items():
-                self._pool.release(g, pages)
+        exported = [place.exports.pop(position) for position in due]
+        for g in self._states:
+            self._pool.release(g, [page for export in exported for page in export.pages[g]])
 
     def _share_twins(
         self, table: PageTable, group: int, first: int, there: Column, own: Column
@@ -287,10 +288,7 @@ class Reuse:
             return
         pages = self._pool.allocate(counts)
         for index, position in enumerate(wanted):
-            own = {
-                g: pages[g][index * self._groups[g].parts :][: self._groups[g].parts]
-                for g in self._states
-            }
+            own = {g: pages[g][index * parts : (index + 1) * parts] for g, parts in self._parts}
             place.exports[position] = Export(own, rank)
 
     def _nodes_before(self, node: Node, positions: Sequence[int]) -> list[Node]:

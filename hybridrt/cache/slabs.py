@@ -37,16 +37,10 @@ class _Group:
         self._slabs_with: list[dict[int, None]] = [{} for _ in range(pages_per_slab + 1)]
         self._nonempty = 0  # bit f is set: some slab has f > 0 free pages
 
-    def add_slab(self, slab: int) -> None:
-        first = slab * self.pages_per_slab
-        self._free_pages[slab] = list(range(first, first + self.pages_per_slab))
-        self.num_free += self.pages_per_slab
-        self._enter(slab, self.pages_per_slab)
-
-    def take(self, count: int) -> list[PhysicalId]:
-        """So many pages of the fullest slabs. There must be as many free ones."""
+    def take(self, count: int, new_slabs: Iterable[int]) -> list[PhysicalId]:
+        """So many pages of the fullest slabs, then of new ones, all of which are needed for it."""
         taken: list[PhysicalId] = []
-        while len(taken) < count:
+        while len(taken) < count and self._nonempty:
             fewest = (self._nonempty & -self._nonempty).bit_length() - 1
             slab = next(iter(self._slabs_with[fewest]))
             free = self._free_pages[slab]
@@ -55,8 +49,16 @@ class _Group:
             self._leave(slab, fewest)
             self._enter(slab, len(free))
             self.in_use[slab] = self.in_use.get(slab, 0) + len(some)
+            self.num_free -= len(some)
             taken += map(PhysicalId, some)
-        self.num_free -= count
+        for slab in new_slabs:
+            first, end = slab * self.pages_per_slab, (slab + 1) * self.pages_per_slab
+            used = min(end, first + count - len(taken))
+            taken += map(PhysicalId, range(first, used))
+            self._free_pages[slab] = list(range(used, end))
+            self._enter(slab, end - used)
+            self.in_use[slab] = used - first
+            self.num_free += end - used
         self.num_in_use += count
         self.holders.update(dict.fromkeys(taken, 1))
         return taken
@@ -262,8 +264,6 @@ class SlabAllocator:
 
     def _take(self, index: int, count: int, num_slabs: int) -> list[PhysicalId]:
         group = self._groups[index]
-        for _ in range(num_slabs):
-            group.add_slab(self._free_slabs.popleft())
-        pages = group.take(count)
+        pages = group.take(count, [self._free_slabs.popleft() for _ in range(num_slabs)])
         self._most_live[index] = max(self._most_live[index], group.num_in_use)
         return pages
