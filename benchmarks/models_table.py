@@ -49,12 +49,10 @@ the common ones without:
 
 | model_type | why |
 |---|---|
-| `qwen4_exp`, `glm5_next`, `hy_v4`, `deepseek_v4` | not done yet: indexers, compressed caches |
-| `axk2`, `dots3_note`, `inkling`, `inkling2`, `minimax_m3_vl` | not done yet |
+| `inkling_text` | as transformers saves it alone; the released `inkling_mm_model` runs |
 | RWKV (`rwkv`) | another recurrence, and its own block; nobody has asked |
-| `gemma3n_text`, `gemma4_unified`, `lfm2_vl`, `lfm3_vl` | not done yet |
-| `apertus`, `phimoe` | xIELU; a sparse mixer as router |
-| `gpt2`, `gpt_neox`, `falcon` | wiring of before rotary embeddings and pre-norms |
+| `gemma3n_text` | predicts and corrects several streams at each layer; Gemma 4 took its place |
+| `gpt2`, `opt`, `bloom`, `gptj`, `mpt`, `falcon`, `phi` | attention alone, of before 2024 |
 | encoders, encoder-decoders, diffusion | not causal language models |
 """
 

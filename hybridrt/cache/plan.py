@@ -6,6 +6,7 @@ why this wastes so little), and everything is known before a byte is allocated.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import ceil, lcm
 
 from hybridrt.cache.cuts import ACCEPTED_PADDING
 from hybridrt.cache.spec import Kind, Window
@@ -85,7 +86,7 @@ class LayerPlan:
     """One cached layer. `offset` is its first byte within a kernel block of its group.
 
     In a split state group the page is the one of `part`. `bytes_per_sequence` is what a
-    state takes, or a full window.
+    state takes, or a full window. `tokens_per_entry` tokens are cached as one.
     """
 
     index: int
@@ -103,6 +104,13 @@ class LayerPlan:
     block_bytes: int
     window: Window | None = None
     part: int = 0
+    tokens_per_entry: int = 1
+
+    @property
+    def empty_share(self) -> float:
+        """The share of the places for entries that stay empty in every kernel block."""
+        held = (self.kernel_block_size or 1) / self.tokens_per_entry
+        return 1 - held / ceil(held)
 
     def bytes_for(self, num_tokens: int) -> int:
         """Bytes that this layer needs of a sequence of that many tokens, without any rounding."""
@@ -156,6 +164,9 @@ class CachePlan:
     @property
     def notes(self) -> tuple[str, ...]:
         """What is worse in this plan than one would expect, and why."""
+        return (*self._note_of_padding(), *self._note_of_entries())
+
+    def _note_of_padding(self) -> tuple[str, ...]:
         if self.padding_percent < 100 * ACCEPTED_PADDING:
             return ()
         worst = max(self.groups, key=lambda group: group.padding_percent)
@@ -163,6 +174,19 @@ class CachePlan:
             f"No cut of {self.pool_bytes:,} bytes pads less than {100 * ACCEPTED_PADDING:.0f} %: "
             f"group {worst.name!r} has {worst.padding_percent:.1f} %. A larger cache_memory or a "
             f"smaller page_size allows better cuts.",
+        )
+
+    def _note_of_entries(self) -> tuple[str, ...]:
+        full = [layer for layer in self.layers if layer.kind == "full"]
+        empty = sum(layer.empty_share * layer.bytes_per_token for layer in full)
+        if empty <= ACCEPTED_PADDING * self.bytes_per_token:
+            return ()
+        rates = [layer.tokens_per_entry for layer in full]
+        return (
+            f"{100 * empty / self.bytes_per_token:.1f} % of what a token takes are places for "
+            f"entries that stay empty: an entry is of up to {max(rates)} tokens, a kernel block of "
+            f"{min(layer.kernel_block_size or 1 for layer in full)}. With page_size={lcm(*rates)} "
+            f"there are none; pages of windows grow with it.",
         )
 
     def group(self, name: str) -> GroupPlan:

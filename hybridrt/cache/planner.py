@@ -159,6 +159,7 @@ def _layer_plan(
         block_bytes=spec.block_bytes,
         window=spec.window,
         part=part,
+        tokens_per_entry=max((state.tokens_per_entry for state in spec.states), default=1),
     )
 
 

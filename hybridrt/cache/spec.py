@@ -47,16 +47,25 @@ def align(num_bytes: int) -> int:
     return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
 
+def entries_of_block(tokens: int, tokens_per_entry: int) -> int:
+    """The most entries that end in a kernel block of that many tokens."""
+    return -(-tokens // tokens_per_entry)
+
+
 @dataclass(frozen=True, slots=True)
 class State:
     """One named tensor of a layer's cache, e.g. `State("ssm_state", (24, 64, 128), float32)`.
 
-    Token kinds have the tokens of a kernel block as one axis of the shape.
+    Token kinds have the tokens of a kernel block as one axis of the shape. Where several
+    tokens leave one entry together, `tokens_per_entry`, that axis is `entries_of_block`: an
+    entry stands in the block of the last of its tokens. Any size of block holds them; one
+    that is a multiple of `tokens_per_entry` has no place that stays empty.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
+    tokens_per_entry: int = 1
 
     @property
     def num_bytes(self) -> int:

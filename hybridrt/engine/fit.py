@@ -10,7 +10,7 @@ from torch import nn
 
 from hybridrt.engine.checkpoint import StoredTensor
 from hybridrt.engine.slots import Slot, parameter_slots
-from hybridrt.engine.sources import DTYPES, is_loadable
+from hybridrt.engine.sources import DTYPES, INTEGERS, is_loadable
 from hybridrt.models.multimodal import OTHER_MODALITIES, TEXT_PREFIXES
 
 _MOST_LISTED = 50  # names per kind in an error
@@ -56,9 +56,10 @@ class Fit:
                 if not slot.takes(self.tensors[name].shape)
             ],
             "of a dtype that can't be loaded": [
-                f"{name} is {self.tensors[name].dtype}, should be one of {', '.join(DTYPES)}"
-                for name in self.used
-                if not is_loadable(self.tensors[name])
+                f"{name} is {self.tensors[name].dtype}, should be one of "
+                f"{', '.join(INTEGERS if slot.holds_integers else DTYPES)}"
+                for name, slot in self.used.items()
+                if not is_loadable(self.tensors[name], holds_integers=slot.holds_integers)
             ],
         }
 

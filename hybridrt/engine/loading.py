@@ -57,7 +57,7 @@ def draw_up(config: EngineConfig, *, config_only: bool = False) -> Blueprint:
     checkpoint = locate(config.model, config_only=config_only)
     directory = checkpoint if checkpoint.is_dir() else checkpoint.parent
     raw = checkpoint_config(checkpoint)
-    quantisation = read_quantisation(text_config(raw))
+    quantisation = _quantisation(raw)
     device = _device(config.device)
     model = build_model(raw, config, _dtype(config, text_config(raw), checkpoint))
     asked = config.max_model_len
@@ -102,6 +102,14 @@ def load(blueprint: Blueprint, *, progress: bool) -> Pool:
         layer.cache_group, layer.cache_part = layer_plan.group, layer_plan.part
         layer.bind_kv_cache(pool.layer_pages(layer_plan))
     return pool
+
+
+def _quantisation(raw: dict[str, Any]) -> Quantisation | None:
+    """What a `config.json` says, or what a released one should."""
+    part = text_config(raw)
+    if "quantization_config" not in part and "transformers_version" not in raw:
+        part["quantization_config"] = model_class(raw).released_quantisation
+    return read_quantisation(part)
 
 
 def _device(name: str) -> torch.device:

@@ -103,3 +103,52 @@ def _joined(blocks: StoredTensor, scales: StoredTensor) -> Mxfp4Tensor:
         blocks=blocks,
         scales=scales,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class PackedFp4Tensor(EncodedTensor):
+    """A matrix of FP4 as DeepSeek-V4 stores it: two numbers of a row in each byte of `packed`."""
+
+    packed: StoredTensor
+    scales: StoredTensor
+
+    def decode(self, dtype: torch.dtype) -> Tensor:
+        """Some rows after some rows, in float32."""
+        blocks = mapped(self.packed).view(torch.uint8).unflatten(-1, (-1, _BLOCK_BYTES))
+        scales = mapped(self.scales).view(torch.uint8)
+        decoded = torch.empty(self.shape, dtype=dtype)
+        count = max(1, _DECODED_AT_ONCE // max(self.packed.shape[1], 1))
+        for start in range(0, len(decoded), count):
+            part = slice(start, start + count)
+            decoded[part] = dequantise_mxfp4(blocks[part], scales[part]).flatten(-2)
+        return decoded
+
+
+def packed_fp4(packed: StoredTensor, scales: StoredTensor) -> PackedFp4Tensor:
+    """The matrix that these numbers and their scales stand for.
+
+    Raises:
+        ValueError: there isn't one scale for every 32 numbers of a row.
+    """
+    shape = packed.shape
+    fits = len(shape) == 2 and shape[1] % _BLOCK_BYTES == 0
+    if (
+        not fits
+        or scales.shape != (shape[0], shape[1] // _BLOCK_BYTES)
+        or (scales.dtype not in ("F8_E8M0", "U8"))
+    ):
+        raise ValueError(
+            f"{packed.file}: {packed.name!r} is {packed.dtype} {list(shape)} and {scales.name!r} "
+            f"{scales.dtype} {list(scales.shape)}; should be I8 [rows, columns / 2] and F8_E8M0 "
+            f"or U8 [rows, columns / {2 * _BLOCK_BYTES}]"
+        )
+    return PackedFp4Tensor(
+        name=packed.name,
+        file=packed.file,
+        dtype=packed.dtype,
+        shape=(shape[0], 2 * shape[1]),
+        start=packed.start,
+        num_bytes=packed.num_bytes,
+        packed=packed,
+        scales=scales,
+    )

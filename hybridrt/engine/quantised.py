@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from hybridrt.engine.checkpoint import StoredTensor
-from hybridrt.engine.mxfp4 import mxfp4_decoder
+from hybridrt.engine.mxfp4 import mxfp4_decoder, packed_fp4
 from hybridrt.engine.sources import EncodedTensor, mapped
 
 Tensors: TypeAlias = Mapping[str, StoredTensor]
 
 _SCALES = ("_scale_inv", "_scale")  # both multiply
-_SCALE_DTYPES = ("F32", "BF16", "F16", "F8_E8M0")
+_SCALE_DTYPES = ("F32", "BF16", "F16", "F8_E8M0", "U8")  # bytes are those of F8_E8M0
 _OF_ACTIVATIONS = ("input_scale", "activation_scale")
 _DECODED_AT_ONCE = 2**22  # elements
 
@@ -62,10 +62,13 @@ def _refusal(key: str, value: Any, right: str) -> ValueError:
 
 
 def _fp8(config: Mapping[str, Any]) -> Callable[[Tensors], dict[str, StoredTensor]]:
-    """A scale for a block (DeepSeek-V3, arXiv 2412.19437, section 3.3), a row or a tensor."""
-    for key, right in (("fmt", "e4m3"), ("expert_dtype", "fp8")):
-        if config.get(key) not in (None, right):
-            raise _refusal(key, config[key], repr(right))
+    """A scale for a block (DeepSeek-V3, arXiv 2412.19437, section 3.3), a row or a tensor.
+
+    Experts may be packed FP4 (DeepSeek-V4).
+    """
+    for key, right in (("fmt", ("e4m3",)), ("expert_dtype", ("fp8", "fp4"))):
+        if config.get(key) not in (None, *right):
+            raise _refusal(key, config[key], " or ".join(map(repr, right)))
     block = config.get("weight_block_size")
     if block is not None:
         block = _block(block, "weight_block_size")
@@ -107,16 +110,19 @@ def _block(given: Any, key: str) -> tuple[int, int]:
 
 
 def _pair_scales(stored: Tensors, block: tuple[int, int] | None) -> dict[str, StoredTensor]:
-    """Every FP8 tensor with its scale; scales of activations left out."""
+    """Every FP8 or packed FP4 tensor with its scale; scales of activations left out."""
     weights: dict[str, StoredTensor] = {}
     taken: set[str] = set()
     for name, tensor in stored.items():
-        scales = [name + end for end in _SCALES if name + end in stored]
-        if tensor.dtype != "F8_E4M3" or not scales:
+        module = name.rpartition(".")[0]
+        names = [*(name + end for end in _SCALES), f"{module}.scale"]
+        scales = [scale for scale in names if scale in stored]
+        if tensor.dtype not in ("F8_E4M3", "I8") or not scales:
             weights[name] = tensor
             continue
-        weights[name] = _scaled(tensor, stored[scales[0]], block)
-        module = name.rpartition(".")[0]
+        scale = stored[scales[0]]
+        packed = tensor.dtype == "I8"
+        weights[name] = packed_fp4(tensor, scale) if packed else _scaled(tensor, scale, block)
         taken.update(scales, (f"{module}.{key}" for key in _OF_ACTIVATIONS))
     return {name: tensor for name, tensor in weights.items() if name not in taken}
 
@@ -132,7 +138,9 @@ class ScaledTensor(EncodedTensor):
         """Row of blocks after row of blocks, in float32."""
         rows, columns = self.block
         weights = mapped(self).view(-1, *_matrix(self.shape))
-        scales = mapped(self.scale).float().view(len(weights), *_grid(self.shape, self.block))
+        scale = mapped(self.scale)
+        scale = scale.view(torch.float8_e8m0fnu) if scale.dtype == torch.uint8 else scale
+        scales = scale.float().view(len(weights), *_grid(self.shape, self.block))
         decoded = torch.empty(weights.shape, dtype=dtype)
         count = max(1, _DECODED_AT_ONCE // (rows * weights.shape[-1])) * rows
         for weight, scale, result in zip(weights, scales, decoded, strict=True):

@@ -1,7 +1,7 @@
 """What a layer's cache holds of a sequence, as plain tensors."""
 
 import torch
-from jaxtyping import Int64
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from hybridrt.cache.page_table import PageTable
@@ -10,6 +10,9 @@ from hybridrt.cache.pool import Pool
 from hybridrt.kernels.quantise import dequantise, dequantise_groups
 from hybridrt.layers.attention import Attention
 from hybridrt.layers.cached import CachedLayer
+from hybridrt.layers.compressed_attention import CompressedAttention
+from hybridrt.layers.compressor import ChunkInputs, EntryCache
+from hybridrt.layers.indexed_attention import IndexedAttention
 from hybridrt.layers.mla import MLA
 from hybridrt.layers.sparse_mla import SparseMLA
 
@@ -20,19 +23,20 @@ def read_layer(
     """Copies of what a layer holds of a sequence's first `num_tokens` tokens.
 
     Attention: `k` (behind the rotary embedding) and `v`, `[tokens, kv_heads, dim]`; MLA: `c_kv`
-    and `k_pe`, `[tokens, dim]`, and `k_index` of an indexer, as far as the layer has them; all in
-    the model's dtype whatever the cache's. A layer with a
+    and `k_pe`, `[tokens, dim]`; of both `k_index` of an indexer; as far as the layer has them, all
+    in the model's dtype whatever the cache's. A layer with a
     window has those in the pages that it still holds, and `positions: int64[tokens]` says
-    which these are. Other layers have their states, as they declare them. `table` is None
-    for a sequence that holds nothing yet: no tokens, and states of zeros.
+    which these are. Compressed tokens and what they are made of, `entries`, `inputs` and `kv`,
+    are `[entries, dim]` and `[tokens, dim]`. Other layers have their states, as they declare
+    them. `table` is None for a sequence that holds nothing yet: no tokens, and states of zeros.
     """
     if plan.page_size is None:
         return _read_states(layer, plan, pool, table)
-    assert isinstance(layer, Attention | MLA), f"{plan.name}: nobody can read {plan.mixer}"
     group = pool.plan.group(plan.group)
     blocks, first = _blocks(group, table, num_tokens, pool.bytes.device)
-    read = _read_attention if isinstance(layer, Attention) else _read_mla
-    found = {name: x[: num_tokens - first] for name, x in read(layer, blocks).items()}  # pyright: ignore
+    if isinstance(layer, EntryCache):
+        return {"entries": _read_entries(layer, blocks, num_tokens)}
+    found = {name: x[: num_tokens - first] for name, x in _read_tokens(layer, blocks).items()}
     if plan.window is not None:
         found["positions"] = torch.arange(first, num_tokens, device=blocks.device)
     return found
@@ -62,6 +66,25 @@ def _blocks(
     return ids.to(device), first
 
 
+def _read_tokens(layer: CachedLayer, blocks: Int64[Tensor, " blocks"]) -> dict[str, Tensor]:
+    if isinstance(layer, Attention):
+        return _read_attention(layer, blocks)
+    if isinstance(layer, ChunkInputs):
+        return {"inputs": layer.inputs[blocks].flatten(0, 1)}
+    if isinstance(layer, CompressedAttention):
+        return {"kv": layer.kv[blocks].flatten(0, 1)}
+    assert isinstance(layer, MLA), f"{layer.name}: nobody can read {layer.mixer}"
+    return _read_mla(layer, blocks)
+
+
+def _read_entries(
+    layer: EntryCache, blocks: Int64[Tensor, " blocks"], num_tokens: int
+) -> Float[Tensor, "entries dim"]:
+    entries = torch.arange(num_tokens // layer.grid.rate, device=blocks.device)
+    which, places = layer.grid.locate(entries)
+    return layer.entries[blocks[which], places]
+
+
 def _read_attention(layer: Attention, blocks: Int64[Tensor, " blocks"]) -> dict[str, Tensor]:
     cached, found = layer.cached, {}
     for name, values, scale in (
@@ -74,6 +97,8 @@ def _read_attention(layer: Attention, blocks: Int64[Tensor, " blocks"]) -> dict[
             by_token = scale if scale.dim() == 1 else scale[blocks].transpose(1, 2).flatten(0, 1)
             tokens = dequantise(tokens, by_token[..., None], layer.dtype)
         found[name] = tokens
+    if isinstance(layer, IndexedAttention):
+        found["k_index"] = layer.k_index[blocks].flatten(0, 1)
     return found
 
 
@@ -87,6 +112,6 @@ def _read_mla(layer: MLA, blocks: Int64[Tensor, " blocks"]) -> dict[str, Tensor]
         found["c_kv"] = c_kv
         if layer.config.qk_rope_head_dim:
             found["k_pe"] = layer.k_pe[blocks].flatten(0, 1).to(layer.dtype)
-    if is_sparse and layer.indexer is not None:
+    if is_sparse and layer.caches_keys:
         found["k_index"] = layer.k_index[blocks].flatten(0, 1)
     return found

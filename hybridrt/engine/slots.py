@@ -39,7 +39,8 @@ class Slot:
 
     `names` are the checkpoint names that may fill it: one, or several where a
     parameter is shared. The place is `module`'s own `key`, or entry `key` of
-    its layout number `layout`. One that `broadcasts` may be filled by one number.
+    its layout number `layout`. One that `broadcasts` may be filled by one number; one that
+    `holds_integers` by whole numbers only.
     """
 
     module: nn.Module
@@ -48,6 +49,7 @@ class Slot:
     shape: tuple[int, ...]
     names: list[str] = field(default_factory=list)
     broadcasts: bool = False
+    holds_integers: bool = False
 
     def takes(self, shape: tuple[int, ...]) -> bool:
         """Whether a tensor of that shape fills the place."""
@@ -84,7 +86,9 @@ def parameter_slots(
 
 def _add_plain(slots: dict[object, Slot], module: nn.Module, paths: Sequence[str]) -> None:
     for key, tensor in own_tensors(module):
-        slot = slots.setdefault(id(tensor), Slot(module, key, None, tuple(tensor.shape)))
+        own = Slot(module, key, None, tuple(tensor.shape))
+        own.holds_integers = not tensor.is_floating_point()
+        slot = slots.setdefault(id(tensor), own)
         slot.names += [_join(path, key) for path in paths]
 
 
@@ -109,8 +113,10 @@ def _add_optional(
     for key in keys:
         names = [_join(path, key) for path in paths]
         if hasattr(module, key) and not present.isdisjoint(names):
-            shape = tuple(getattr(module, key).shape)
-            slots[module, key] = Slot(module, key, None, shape, names, broadcasts=True)
+            buffer: Tensor = getattr(module, key)
+            is_float = buffer.is_floating_point()
+            shape = tuple(buffer.shape)
+            slots[module, key] = Slot(module, key, None, shape, names, is_float, not is_float)
 
 
 def _share_present(layout: Layout, parents: Sequence[str], present: _Shapes) -> tuple[float, float]:

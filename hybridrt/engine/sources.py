@@ -11,14 +11,17 @@ from hybridrt.engine.checkpoint import StoredTensor
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """What weights may be stored as, by safetensors' name."""
+INTEGERS = {"I32": torch.int32, "I64": torch.int64}
+"""What places of whole numbers may be stored as."""
 RAW_DTYPES = {
     **DTYPES,
+    **INTEGERS,
     "U8": torch.uint8,
     "I8": torch.int8,
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E8M0": torch.float8_e8m0fnu,
 }
-"""What parts of encoded weights may be stored as."""
+"""What any of these and parts of encoded weights may be stored as."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +33,10 @@ class EncodedTensor(StoredTensor, ABC):
         """The weight, of `shape`, in `dtype`. Takes little memory beyond the result."""
 
 
-def is_loadable(tensor: StoredTensor) -> bool:
-    """Whether `read` knows what the bytes mean."""
+def is_loadable(tensor: StoredTensor, *, holds_integers: bool = False) -> bool:
+    """Whether `read` knows what the bytes mean, for a place of such numbers."""
+    if holds_integers:
+        return tensor.dtype in INTEGERS
     return isinstance(tensor, EncodedTensor) or tensor.dtype in DTYPES
 
 

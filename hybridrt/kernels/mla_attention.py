@@ -26,6 +26,8 @@ def mla_attention(
     batch: Rows,
     scale: float,
     c_kv_scale: Float32[Tensor, "blocks block_size groups"] | None = None,
+    window: int | None = None,
+    chunked: bool = False,
 ) -> Float[Tensor, "tokens heads v_dim"]:
     """Attends from every new token to all latents of its sequence up to itself.
 
@@ -35,10 +37,13 @@ def mla_attention(
     and values (absorbed, best for few queries); for many queries on few latents the
     expansion is cheaper. Both give the same result but for rounding.
 
+    `window` and `chunked` are those of `hybridrt.kernels.paged_attention`, and so is where the
+    page table begins with them.
+
     With `c_kv_scale` the latents are those of `hybridrt.kernels.quantise.
     quantise_e4m3_groups`. `k_pe` may have another dtype than the queries. Padding tokens
     behind the last row get zeros.
     """
     return reference.mla_attention(
-        q_nope, q_pe, c_kv, k_pe, w_uk, w_uv, pages, batch, scale, c_kv_scale
+        q_nope, q_pe, c_kv, k_pe, w_uk, w_uv, pages, batch, scale, c_kv_scale, window, chunked
     )

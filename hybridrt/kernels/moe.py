@@ -25,9 +25,9 @@ def moe_experts(
     """`sum_j weights[t, j] * MLP of expert expert_ids[t, j] on x[t]`, for every token.
 
     `gate_up` has a matrix `[twice_inner, hidden]` an expert, the gate's rows before those of
-    `up`, and `down` one of `[hidden, inner]`; biases of either are optional. `gating` is
-    SwiGLU, another activation of the gate, or `clamped` with its `alpha` and `limit`, see
-    `hybridrt.kernels.reference.gates`. Summed in float32.
+    `up` or by turns with them, and `down` one of `[hidden, inner]`; biases of either are optional.
+    `gating` is SwiGLU, another activation of the gate, or what else
+    `hybridrt.kernels.reference.gates` has, with its `alpha` and `limit`. Summed in float32.
     """
     rest = (expert_ids, weights, gate_up_bias, down_bias, gating, alpha, limit)
     if isinstance(gate_up, nn.ParameterList) or isinstance(down, nn.ParameterList):

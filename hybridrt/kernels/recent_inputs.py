@@ -1,6 +1,6 @@
 """Each token's own input and the last ones before it, for convolutions that mix channels."""
 
-from jaxtyping import Float, Int64
+from jaxtyping import Int64, Shaped
 from torch import Tensor
 
 from hybridrt.batch import Rows
@@ -14,12 +14,12 @@ def _fake(x: Tensor, state: Tensor, *_: object) -> Tensor:
 
 @torch_op(_fake, writes=["state"])
 def recent_inputs(
-    x: Float[Tensor, "tokens channels"],
-    state: Float[Tensor, "pages history channels"],
+    x: Shaped[Tensor, "tokens channels"],
+    state: Shaped[Tensor, "pages history channels"],
     pages: Int64[Tensor, " rows"],
     initial_pages: Int64[Tensor, " rows"],
     batch: Rows,
-) -> Float[Tensor, "tokens history+1 channels"]:
+) -> Shaped[Tensor, "tokens history+1 channels"]:
     """`x[t - history], ..., x[t]` for every token t, zeros where that is before the sequence.
 
     A state is the last `history` inputs of a sequence, oldest first; it is read and left in

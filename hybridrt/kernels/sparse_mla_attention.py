@@ -27,13 +27,15 @@ def sparse_mla_attention(
     batch: Rows,
     scale: float,
     c_kv_scale: Float32[Tensor, "blocks block_size groups"] | None = None,
+    sinks: Float[Tensor, " heads"] | None = None,
 ) -> Float[Tensor, "tokens heads v_dim"]:
     """`hybridrt.kernels.mla_attention`, of each token to the positions `selected` for it.
 
     They are those of `hybridrt.kernels.select_tokens`: ascending, up to the token's own, -1
-    behind the last, and all there are where a token sees no more than `top_k`. Padding tokens
-    behind the last row get zeros.
+    behind the last, and all there are where a token sees no more than `top_k`. `sinks` is one
+    logit a head that joins the denominator and has no value (gpt-oss, arXiv 2508.10925). Padding
+    tokens behind the last row get zeros.
     """
     return reference.sparse_mla_attention(
-        q_nope, q_pe, c_kv, k_pe, w_uk, w_uv, selected, pages, batch, scale, c_kv_scale
+        q_nope, q_pe, c_kv, k_pe, w_uk, w_uv, selected, pages, batch, scale, c_kv_scale, sinks
     )

@@ -1,4 +1,4 @@
-"""The mixture of experts of gpt-oss (arXiv 2508.10925): biases, and a gate that is clamped."""
+"""Mixtures of experts with a gate that is clamped, as gpt-oss has it (arXiv 2508.10925)."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,7 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hybridrt.kernels.moe import moe_experts
-from hybridrt.layers.moe import Experts, MoEConfig
+from hybridrt.kernels.reference.gates import clamped_halves_swiglu
+from hybridrt.layers.mlp import MLP
+from hybridrt.layers.moe import Experts, MoE, MoEConfig
 
 
 class ClampedMoEConfig(MoEConfig):
@@ -76,3 +78,38 @@ class ClampedMoE(nn.Module):
             self.config.swiglu_alpha,
             self.config.swiglu_limit,
         )
+
+
+class ClampedHalvesMLP(MLP):
+    """An MLP with such a gate, its rows before those of `up` (MiniMax-M3)."""
+
+    def __init__(self, config: ClampedMoEConfig, intermediate_size: int) -> None:
+        super().__init__(config.hidden_size, intermediate_size)
+        self.alpha, self.limit = config.swiglu_alpha, config.swiglu_limit
+
+    def forward(self, x: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens hidden"]:
+        return self.down_proj(clamped_halves_swiglu(self.gate_up_proj(x), self.alpha, self.limit))
+
+
+class ClampedHalvesMoE(MoE):
+    """`MoE` with that gate in every expert, the one shared by all tokens too."""
+
+    def __init__(self, config: ClampedMoEConfig) -> None:
+        super().__init__(config)
+        self.alpha, self.limit = config.swiglu_alpha, config.swiglu_limit
+        if config.shared_intermediate_size:
+            self.shared_experts = ClampedHalvesMLP(config, config.shared_intermediate_size)
+
+    def forward(self, x: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens hidden"]:
+        ids, weights = self.gate(x)
+        routed = moe_experts(
+            x,
+            self.experts.gate_up_proj,
+            self.experts.down_proj,
+            ids,
+            weights,
+            gating="clamped halves",
+            alpha=self.alpha,
+            limit=self.limit,
+        )
+        return routed if self.shared_experts is None else routed + self._shared(x)

@@ -29,11 +29,15 @@ class GatedAttention(Attention):
     def forward(
         self, x: Float[Tensor, "tokens hidden"], batch: ForwardBatch
     ) -> Float[Tensor, "tokens hidden"]:
-        q_and_gate, kv = self.qkv_proj(x).tensor_split([2 * self.q_size], dim=-1)
-        q, gate = q_and_gate.unflatten(-1, (-1, 2 * self.config.head_dim)).chunk(2, dim=-1)
-        q, k, v = self._heads(torch.cat([q.flatten(1), kv], dim=-1), batch)
+        q, k, v, gate = self._project_gated(x, batch)
         out = self.update_and_attend((q,), (k, v), batch)
         return self.o_proj((out * torch.sigmoid(gate)).flatten(1))
+
+    def _project_gated(self, x: Tensor, batch: ForwardBatch) -> tuple[Tensor, ...]:
+        """Queries, keys, values and the queries' gates, `[tokens, heads, head_dim]` each."""
+        q_and_gate, kv = self.qkv_proj(x).tensor_split([2 * self.q_size], dim=-1)
+        q, gate = q_and_gate.unflatten(-1, (-1, 2 * self.config.head_dim)).chunk(2, dim=-1)
+        return *self._heads(torch.cat([q.flatten(1), kv], dim=-1), batch), gate
 
 
 class HeadGatedAttention(Attention):

@@ -36,6 +36,7 @@ class GatedDeltaNetConfig(Value):
     `in_proj_qkv`, `in_proj_z`, `in_proj_b` and `in_proj_a`; or each `apart`, as OLMo Hybrid's
     `q_proj`, `k_proj`, `v_proj`, `g_proj`, `b_proj` and `a_proj`, and so the convolutions.
     `allow_neg_eigval` lets beta, how much of a value is corrected, reach 2 (arXiv 2411.12537).
+    `output_gate` is the function of the output's gate.
     """
 
     hidden_size: PositiveInt
@@ -47,6 +48,7 @@ class GatedDeltaNetConfig(Value):
     norm_eps: float = 1e-6
     projections: Projections = "by_key_head"
     allow_neg_eigval: bool = False
+    output_gate: Literal["silu", "sigmoid"] = "silu"
 
     @model_validator(mode="after")
     def _value_heads_share_keys(self) -> "GatedDeltaNetConfig":
@@ -83,7 +85,8 @@ class GatedDeltaNet(CachedLayer):
             nn.Parameter(torch.empty(heads, dtype=torch.float32), requires_grad=False)
             for _ in range(2)
         )
-        self.norm = GatedRMSNorm(config.value_head_dim, config.norm_eps, 1, norm_before_gate=True)
+        size, eps, gate = config.value_head_dim, config.norm_eps, config.output_gate
+        self.norm = GatedRMSNorm(size, eps, 1, norm_before_gate=True, gate=gate)
         self.out_proj = Linear(self.value_dim, config.hidden_size)
 
     def _projections(self) -> dict[str, int]:

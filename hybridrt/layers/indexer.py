@@ -39,6 +39,8 @@ class Indexer(nn.Module):
     looks; see `hybridrt.kernels.select_tokens`. Without a rope there are no positions.
     """
 
+    caches_its_keys = False
+
     def __init__(self, config: IndexerConfig, rope: Rope | None) -> None:
         super().__init__()
         self.config = config
@@ -58,8 +60,7 @@ class Indexer(nn.Module):
         """What the new tokens look for, and what they are found by."""
         cfg = self.config
         heads = torch.cat([self._queries(query_input, batch), self._keys(x)[:, None]], dim=1)
-        if self.rope is not None:
-            heads = self.rope.apply(heads, batch.rope_positions)
+        heads = self._rotate(heads, batch)
         queries, keys = heads.tensor_split([-1], dim=1)
         weights = self.weights_proj(x) * (cfg.index_n_heads * cfg.index_head_dim) ** -0.5
         return IndexHeads(queries, weights, keys[:, 0])
@@ -68,6 +69,11 @@ class Indexer(nn.Module):
         self, query_input: Float[Tensor, "tokens query_input"], batch: ForwardBatch
     ) -> Float[Tensor, "tokens heads dim"]:
         return self.wq_b(query_input).unflatten(-1, (self.config.index_n_heads, -1))
+
+    def _rotate(
+        self, heads: Float[Tensor, "tokens heads dim"], batch: ForwardBatch
+    ) -> Float[Tensor, "tokens heads dim"]:
+        return heads if self.rope is None else self.rope.apply(heads, batch.rope_positions)
 
     def _keys(self, x: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens dim"]:
         return self.k_norm(self.wk(x))

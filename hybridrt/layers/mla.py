@@ -6,7 +6,7 @@ from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from hybridrt.batch import ForwardBatch
-from hybridrt.cache.spec import CacheSpec, State
+from hybridrt.cache.spec import CacheSpec, State, Window
 from hybridrt.kernels.mla_attention import mla_attention
 from hybridrt.kernels.quantise import GROUP, quantise_e4m3_groups
 from hybridrt.kernels.write_pages import write_pages
@@ -34,7 +34,8 @@ class MLAConfig(Value):
     `latent_norm_eps` is of q_a_layernorm and kv_a_layernorm; DeepSeek's models have 1e-6
     there, whatever their rms_norm_eps. `query_scale` and `latent_scale` multiply all queries,
     and the normed latents as they are cached (LongCat-Flash, arXiv 2509.01322, section 2.2).
-    With a `qk_rope_head_dim` of 0 there is no rotated part.
+    With a `qk_rope_head_dim` of 0 there is no rotated part. `window` is as in
+    `hybridrt.kernels.mla_attention`.
     """
 
     hidden_size: PositiveInt
@@ -49,6 +50,7 @@ class MLAConfig(Value):
     query_scale: PositiveFloat = 1.0
     latent_scale: PositiveFloat = 1.0
     query_growth: QueryGrowth | None = None
+    window: Window | None = None
 
 
 class MLA(TokenCached):
@@ -103,7 +105,7 @@ class MLA(TokenCached):
         if fp8:
             groups = -(-cfg.kv_lora_rank // GROUP)
             states.append(State("c_kv_scale", (tokens, groups), torch.float32))
-        return CacheSpec("full", tuple(states), tokens)
+        return CacheSpec("window" if cfg.window else "full", tuple(states), tokens, cfg.window)
 
     def _bind(self, *views: Tensor) -> None:
         self.c_kv, *rest = views
@@ -135,7 +137,7 @@ class MLA(TokenCached):
         if cfg.latent_scale != 1:
             c_kv = c_kv * cfg.latent_scale
         q_nope, q_pe = self._split_queries(query_input, batch)
-        heads = self._rotate(torch.cat([q_pe, k_pe[:, None]], dim=1), batch)
+        heads = self._rotate(torch.cat([q_pe, self._shared_key(k_pe)[:, None]], dim=1), batch)
         q_pe, k_pe = heads.tensor_split([-1], dim=1)
         return (q_nope, q_pe), (c_kv, k_pe[:, 0])
 
@@ -165,6 +167,10 @@ class MLA(TokenCached):
             return queries
         factors = self.config.query_growth.factors(batch.positions)
         return queries * factors[:, None, None].to(queries.dtype)
+
+    def _shared_key(self, k_pe: Float[Tensor, "tokens rope_dim"]) -> Tensor:
+        """The part of a key that all heads share, before it is rotated."""
+        return k_pe
 
     def _rotate(
         self, heads: Float[Tensor, "tokens heads rope_dim"], batch: ForwardBatch
@@ -198,7 +204,7 @@ class MLA(TokenCached):
         """Attends to every latent in the cache up to each token, its own included."""
         assert unwritten is None, "this layer doesn't fuse the update of its cache"
         w_uk, w_uv = self._key_and_value_weights()
-        pages = batch.token_pages(self.cache_group)
+        pages, window = batch.token_pages(self.cache_group), self.config.window
         return mla_attention(
             q_nope,
             q_pe,
@@ -210,6 +216,8 @@ class MLA(TokenCached):
             batch,
             self.scale,
             c_kv_scale=self.c_kv_scale,
+            window=None if window is None else window.size,
+            chunked=window is not None and window.chunked,
         )
 
     def _key_and_value_weights(self) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""The gated feed-forward layer."""
+"""Feed-forward layers, with a gate or without."""
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -26,3 +26,18 @@ class MLP(nn.Module):
     def forward(self, x: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens hidden"]:
         gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
         return self.down_proj(self.act(gate).mul_(up))
+
+
+class UngatedMLP(nn.Module):
+    """`down(act(up(x)))`, as in the first transformers."""
+
+    def __init__(
+        self, hidden_size: int, intermediate_size: int, bias: bool, activation: Activation
+    ) -> None:
+        super().__init__()
+        self.act = ACTIVATIONS[activation]
+        self.up_proj = Linear(hidden_size, intermediate_size, bias)
+        self.down_proj = Linear(intermediate_size, hidden_size, bias)
+
+    def forward(self, x: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens hidden"]:
+        return self.down_proj(self.act(self.up_proj(x)))

@@ -26,6 +26,7 @@ class MoEConfig(Value):
         n_group, topk_group: experts outside the best `topk_group` of `n_group` equal groups
             are not chosen.
         group_score: a group is as good as its best expert, or as its best two together.
+        float32_router: the router's weights are float32 whatever the model's dtype.
         correction_bias: a learned bias is added to scores for the choice, not for the
             weights (arXiv 2408.15664).
         shared_intermediate_size: of the expert that sees every token; None: there is none.
@@ -44,6 +45,7 @@ class MoEConfig(Value):
     n_group: PositiveInt = 1
     topk_group: PositiveInt = 1
     group_score: Literal["max", "top2"] = "max"
+    float32_router: bool = False
     correction_bias: bool = False
     shared_intermediate_size: int | None = None
     shared_bias: bool = False
@@ -69,7 +71,8 @@ class Router(nn.Module):
         super().__init__()
         self.config = config
         shape = (config.num_experts, config.hidden_size)
-        self.weight = nn.Parameter(torch.empty(shape), requires_grad=False)
+        dtype = torch.float32 if config.float32_router else None
+        self.weight = nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
         if config.correction_bias:
             self.e_score_correction_bias = nn.Parameter(
                 torch.empty(config.num_experts, dtype=torch.float32), requires_grad=False

@@ -1,11 +1,13 @@
 """Norms. All of them square in float32."""
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from hybridrt.layers.linear import Linear
 
 
 class RMSNorm(nn.Module):
@@ -24,12 +26,37 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x, weight.shape, weight, self.eps).to(self.weight.dtype)
 
 
+class Float32RMSNorm(RMSNorm):
+    """An RMSNorm whose weight is in float32 whatever the model's dtype, which goes in and out."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__(size, eps)
+        weight = torch.empty(size, dtype=torch.float32)
+        self.weight = nn.Parameter(weight, requires_grad=False)
+
+    def forward(self, x: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size"]:
+        return F.rms_norm(x.float(), self.weight.shape, self.weight, self.eps).to(x.dtype)
+
+
 class OffsetRMSNorm(RMSNorm):
     """`(1 + weight) * x / sqrt(mean(x^2) + eps)`, as in Gemma (arXiv 2403.08295)."""
 
     def forward(self, x: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size"]:
         weight = 1 + self.weight.float()  # in float32, whatever the model's dtype
         return F.rms_norm(x.float(), weight.shape, weight, self.eps).to(self.weight.dtype)
+
+
+class GroupedOffsetRMSNorm(OffsetRMSNorm):
+    """`OffsetRMSNorm` of each of `num_groups` equal parts of the last axis by itself."""
+
+    def __init__(self, size: int, eps: float, num_groups: int) -> None:
+        super().__init__(size, eps)
+        self.num_groups = num_groups
+
+    def forward(self, x: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size"]:
+        parts = x.float().unflatten(-1, (self.num_groups, -1))
+        normed = F.rms_norm(parts, parts.shape[-1:], None, self.eps).flatten(-2)
+        return (normed * (1 + self.weight.float())).to(self.weight.dtype)
 
 
 class LayerNorm(nn.Module):
@@ -71,20 +98,29 @@ class GatedRMSNorm(nn.Module):
     """Mamba-2's output norm: `norm(x * silu(z))`, or `norm(x) * silu(z)`.
 
     The mean is taken over each of `num_groups` equal parts of the last axis
-    (arXiv 2405.21060, section 7.3). `norm_before_gate` norms before the gate.
+    (arXiv 2405.21060, section 7.3). `norm_before_gate` norms before the gate. With
+    `gate="sigmoid"` that function takes silu's place.
     """
 
-    def __init__(self, size: int, eps: float, num_groups: int, norm_before_gate: bool) -> None:
+    def __init__(
+        self,
+        size: int,
+        eps: float,
+        num_groups: int,
+        norm_before_gate: bool,
+        gate: Literal["silu", "sigmoid"] = "silu",
+    ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
         self.eps = eps
         self.num_groups = num_groups
         self.norm_before_gate = norm_before_gate
+        self.gate = F.silu if gate == "silu" else torch.sigmoid
 
     def forward(
         self, x: Float[Tensor, "*batch size"], z: Float[Tensor, "*batch size"]
     ) -> Float[Tensor, "*batch size"]:
-        gate = F.silu(z.float())
+        gate = self.gate(z.float())
         y = self._norm(x.float()).mul_(gate) if self.norm_before_gate else self._norm(gate.mul_(x))
         return y.to(z.dtype)
 
@@ -94,3 +130,17 @@ class GatedRMSNorm(nn.Module):
         length = torch.linalg.vector_norm(grouped, dim=-1, keepdim=True)
         scale = length.square().div_(grouped.shape[-1]).add_(self.eps).rsqrt_()
         return (grouped * scale).flatten(-2).mul_(self.weight)
+
+
+class SelfGatedRMSNorm(nn.Module):
+    """`y * sigmoid(up(silu(down(y))))` of the norm `y` of x, by way of `rank` channels (A.X-K2)."""
+
+    def __init__(self, size: int, eps: float, rank: int) -> None:
+        super().__init__()
+        self.norm = RMSNorm(size, eps)
+        self.down = Linear(size, rank)
+        self.up = Linear(rank, size)
+
+    def forward(self, x: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size"]:
+        y = self.norm(x)
+        return y * torch.sigmoid(self.up(F.silu(self.down(y))))

@@ -173,10 +173,16 @@ class Rope:
         return torch.stack([angles.cos(), angles.sin()], dim=1)
 
     def apply(
-        self, x: Float[Tensor, "tokens heads head_dim"], rope_positions: Int64[Tensor, " tokens"]
+        self,
+        x: Float[Tensor, "tokens heads head_dim"],
+        rope_positions: Int64[Tensor, " tokens"],
+        *,
+        back: bool = False,
     ) -> Float[Tensor, "tokens heads head_dim"]:
-        """Rotates the first `dim` values of every head by its token's position."""
+        """Rotates the first `dim` values of every head by its token's position, or `back`."""
         cos, sin = self._table[rope_positions][:, None].unbind(2)
+        if back:
+            sin = -sin
         rotated = x[..., : self.dim].float()
         axis = -1 if self.interleaved else -2
         out = rotated * torch.stack([cos, cos], dim=axis).flatten(-2)
@@ -185,6 +191,17 @@ class Rope:
         second_out.addcmul_(first, sin)
         out = out.to(x.dtype)
         return out if self.dim == x.shape[-1] else torch.cat([out, x[..., self.dim :]], dim=-1)
+
+    def apply_to_last(
+        self,
+        x: Float[Tensor, "tokens heads head_dim"],
+        rope_positions: Int64[Tensor, " tokens"],
+        *,
+        back: bool = False,
+    ) -> Float[Tensor, "tokens heads head_dim"]:
+        """The same with the last `dim` values of every head."""
+        kept, rotated = x.split([x.shape[-1] - self.dim, self.dim], dim=-1)
+        return torch.cat([kept, self.apply(rotated, rope_positions, back=back)], dim=-1)
 
     def _pairs(self, x: Float[Tensor, "tokens heads dim"]) -> tuple[Tensor, Tensor]:
         """Views of the first and of the second member of every pair."""

@@ -1,7 +1,7 @@
 """MLA over a few tokens of many, which an indexer selects (DeepSeek-V3.2, arXiv 2512.02556)."""
 
 from jaxtyping import Float, Int32
-from torch import Tensor
+from torch import Tensor, nn
 
 from hybridrt.batch import ForwardBatch
 from hybridrt.cache.spec import CacheSpec, State
@@ -17,7 +17,8 @@ class SparseMLA(MLA):
     """MLA that attends to the tokens its indexer selects, or those of the layer before it.
 
     Beside the latents the indexer's keys are cached, `k_index: [blocks, block_size,
-    index_head_dim]`, in the model's dtype whatever that of the latents.
+    index_head_dim]`, in the model's dtype whatever that of the latents; unless the indexer caches
+    for itself.
 
     With `shares_latents_of` a layer has no latents of its own and reads those that another has
     written, earlier in the same step. Without an indexer it caches nothing then: it is neither
@@ -29,12 +30,15 @@ class SparseMLA(MLA):
     def __init__(
         self,
         config: MLAConfig,
-        rope: Rope,
+        rope: Rope | None,
         indexer: Indexer | None,
         shares_latents_of: "SparseMLA | None" = None,
     ) -> None:
         super().__init__(config, rope)
+        if config.window is not None:
+            raise ValueError(f"window={config.window} should be None: tokens are selected")
         self.indexer = indexer
+        self.sinks: nn.Parameter | None = None  # a logit a head that joins the softmax
         self._source = (shares_latents_of,)  # in a tuple, so as not to be a submodule
         if shares_latents_of is not None:
             _check_alike(config, shares_latents_of.config)
@@ -51,17 +55,22 @@ class SparseMLA(MLA):
         return self.shares_latents_of is not None and self.indexer is None
 
     @property
+    def caches_keys(self) -> bool:
+        """Whether the indexer's keys stand beside the latents."""
+        return self.indexer is not None and not self.indexer.caches_its_keys
+
+    @property
     def cache_spec(self) -> CacheSpec:
         states = () if self.shares_latents_of is not None else super().cache_spec.states
         tokens = self.cache_format.kernel_block_size
-        if self.indexer is not None:
+        if self.indexer is not None and self.caches_keys:
             shape = (tokens, self.indexer.config.index_head_dim)
             states = (*states, State("k_index", shape, self.dtype))
         return CacheSpec("full", states, tokens)
 
     def _bind(self, *views: Tensor) -> None:
         latents = len(views)
-        if self.indexer is not None:
+        if self.caches_keys:
             latents, self.k_index = latents - 1, views[-1]
         if self.shares_latents_of is None:
             super()._bind(*views[:latents])
@@ -89,7 +98,16 @@ class SparseMLA(MLA):
             heads: IndexHeads = self.indexer(x, query_input, batch)
             selected = self._select(heads, batch)
         assert selected is not None, f"{self.name} has no indexer, and no layer before it has"
-        return self.o_proj(self.attend(q_nope, q_pe, selected, batch).flatten(1)), selected
+        attended = self.attend(q_nope, q_pe, selected, batch)
+        return self._output(attended, x, query_input), selected
+
+    def _output(
+        self,
+        attended: Float[Tensor, "tokens heads v_dim"],
+        x: Float[Tensor, "tokens hidden"],
+        query_input: Float[Tensor, "tokens query_input"],
+    ) -> Float[Tensor, "tokens hidden"]:
+        return self.o_proj(attended.flatten(1))
 
     def _select(self, heads: IndexHeads, batch: ForwardBatch) -> Int32[Tensor, "tokens top_k"]:
         """Caches the new tokens' keys, and finds what each of them attends to."""
@@ -121,6 +139,7 @@ class SparseMLA(MLA):
             batch,
             self.scale,
             c_kv_scale=source.c_kv_scale,
+            sinks=self.sinks,
         )
 
 

@@ -23,7 +23,7 @@ class TokenCached(CachedLayer):
 
     def update_and_attend(
         self,
-        queries: tuple[Tensor, ...],
+        queries: tuple[Tensor | None, ...],
         new_tokens: tuple[Tensor, ...] | None,
         batch: ForwardBatch,
     ) -> Float[Tensor, "tokens heads dim"]:

@@ -15,16 +15,13 @@ if TYPE_CHECKING:
     from hybridrt.models.causal_lm import CausalLM
 
 _SHARED = {
-    "causal_lm",
-    "config",
-    "decoder",
-    "gemma4_config",
-    "multimodal",
-    "routing",
-    "stack_attention",
-    "stack_layer",
-    "stack_recurrent",
-    "transformer",
+    *("causal_lm", "checks", "config", "decoder", "multimodal", "routing", "transformer"),
+    *("mixer_layer", "shared_block"),
+    *("stack_attention", "stack_feed_forward", "stack_layer", "stack_recurrent"),
+    # Second files of models.
+    *("deepseek_v4_config", "dots3_note_config", "gemma4_config", "glm5_next_config"),
+    *("inkling2_config", "inkling_config", "minimax_m3_config"),
+    *("deepseek_v4_names", "mimo_v2_flash_names", "nemotron_h_names"),
 }
 _ENTRY_POINTS = "hybridrt.models"
 _registered: "dict[str, type[CausalLM]]" = {}
@@ -58,8 +55,10 @@ def register_model(model_type: str, model: "type[CausalLM]") -> None:
         raise ValueError(f"model_type={model_type!r} is taken by a model of hybridrt")
     if model_type in registered_model_types():
         raise ValueError(f"model_type={model_type!r} is taken by {_taken_by(model_type)}")
+    from hybridrt.models.causal_lm import check_class
+
     given = getattr(model, "__name__", repr(model))
-    _check_class(model, f"register_model({model_type!r}, {given})")
+    check_class(model, f"register_model({model_type!r}, {given})")
     _registered[model_type] = model
 
 
@@ -121,11 +120,13 @@ def _entry_points() -> tuple[EntryPoint, ...]:
 
 
 def _load(point: EntryPoint) -> "type[CausalLM]":
+    from hybridrt.models.causal_lm import check_class
+
     try:
         found = point.load()
     except (ImportError, AttributeError) as error:
         raise ValueError(f"{_describe(point)} can't be imported: {error}") from error
-    return _check_class(found, _describe(point))
+    return check_class(found, _describe(point))
 
 
 def _describe(point: EntryPoint) -> str:
@@ -137,18 +138,3 @@ def _taken_by(model_type: str) -> str:
     if model_type in _registered:
         return f"the class {_registered[model_type].__name__}"
     return " and ".join(_describe(p) for p in _entry_points() if p.name == model_type)
-
-
-def _check_class(model: Any, what: str) -> "type[CausalLM]":
-    from hybridrt.models.causal_lm import CausalLM
-    from hybridrt.models.config import ModelConfig
-
-    if not (isinstance(model, type) and issubclass(model, CausalLM)):
-        raise ValueError(f"{what}: should be a subclass of {CausalLM.__module__}.CausalLM")
-    config = getattr(model, "Config", None)
-    if not (isinstance(config, type) and issubclass(config, ModelConfig)):
-        raise ValueError(
-            f"{what}: its Config is {config!r}; should be a subclass of "
-            f"{ModelConfig.__module__}.ModelConfig"
-        )
-    return model

@@ -1,6 +1,6 @@
 """CausalLM: embedding, layers, norm and logits: what all decoder-only models share."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -50,12 +50,16 @@ class CausalLM(nn.Module):
             is of this model.
         norm_class: of the norm behind the last layer.
         float32_residual: layers add up in float32 whatever the model's dtype.
+        released_quantisation: the `quantization_config` that a `config.json` lacks, where
+            the release is encoded so; one that transformers has saved is taken as it is.
+        logit_softcap: logits are bent so that they stay below it; None: they are not.
     """
 
     Config: ClassVar[type[ModelConfig]]
     checkpoint_renames: ClassVar[tuple[tuple[str, str], ...]] = ()
     ignored_tensors: tuple[str, ...] = ()
     text_config_of: ClassVar[tuple[str, ...]] = ()
+    released_quantisation: ClassVar[Mapping[str, Any] | None] = None
     norm_class: ClassVar[type[nn.Module]] = RMSNorm
 
     def __init__(
@@ -65,6 +69,7 @@ class CausalLM(nn.Module):
         norm_eps: float,
         ropes: Iterable[Rope] = (),
         float32_residual: bool = False,
+        logit_softcap: float | None = None,
     ) -> None:
         super().__init__()
         self.config: ModelConfig = config
@@ -75,6 +80,7 @@ class CausalLM(nn.Module):
             self.lm_head.weight = self.model.embed_tokens.weight
         self.ropes = tuple(ropes)
         self.float32_residual = float32_residual
+        self.logit_softcap = logit_softcap
         for name, layer in self.cached_layers().items():
             layer.name = name
 
@@ -93,7 +99,8 @@ class CausalLM(nn.Module):
 
     def logits(self, hidden: Float[Tensor, "rows hidden"]) -> Float[Tensor, "rows vocab"]:
         """The logits behind these hidden states, in float32."""
-        return self.lm_head(hidden).float()
+        logits, cap = self.lm_head(hidden).float(), self.logit_softcap
+        return logits if cap is None else torch.tanh(logits / cap) * cap
 
     def cached_layers(self) -> dict[str, CachedLayer]:
         """The layers with a cache of their own, by name, in the order they run."""
@@ -121,3 +128,20 @@ class CausalLM(nn.Module):
         if len(lengths) > 1:
             raise ValueError(f"layers switch their rotary tables at unlike lengths: {lengths}")
         return lengths.pop() if lengths else None
+
+
+def check_class(model: Any, what: str) -> type[CausalLM]:
+    """`model` itself, if it is a class of models.
+
+    Raises:
+        ValueError: it isn't, or it has no `Config`; `what` says where it comes from.
+    """
+    if not (isinstance(model, type) and issubclass(model, CausalLM)):
+        raise ValueError(f"{what}: should be a subclass of {CausalLM.__module__}.CausalLM")
+    config = getattr(model, "Config", None)
+    if not (isinstance(config, type) and issubclass(config, ModelConfig)):
+        raise ValueError(
+            f"{what}: its Config is {config!r}; should be a subclass of "
+            f"{ModelConfig.__module__}.ModelConfig"
+        )
+    return model

@@ -6,6 +6,13 @@ from torch import Tensor, nn
 from hybridrt.batch import ForwardBatch
 from hybridrt.layers.norm import RMSNorm
 
+MLP_RENAMES = (
+    (r"\.w1\.", ".gate_proj."),
+    (r"\.w2\.", ".down_proj."),
+    (r"\.w3\.", ".up_proj."),
+)
+"""Of checkpoints that number the projections of an MLP, as the first Llama's did."""
+
 
 class DecoderLayer(nn.Module):
     """Attention, then a feed-forward layer, each behind a norm and added to the stream."""

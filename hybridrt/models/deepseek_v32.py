@@ -39,7 +39,7 @@ class Config(deepseek_v3.Config):
         """The indexers' sizes."""
         return IndexerConfig(
             hidden_size=self.hidden_size,
-            query_input_size=self.q_lora_rank,
+            query_input_size=self.q_lora_rank or self.hidden_size,
             index_n_heads=self.index_n_heads,
             index_head_dim=self.index_head_dim,
             index_topk=self.index_topk,

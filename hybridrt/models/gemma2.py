@@ -15,6 +15,7 @@ from hybridrt.layers.mlp import MLP
 from hybridrt.layers.norm import OffsetRMSNorm
 from hybridrt.layers.rope import Rope, RopeConfig
 from hybridrt.models.causal_lm import CausalLM
+from hybridrt.models.checks import check_one_for_each_layer
 from hybridrt.models.config import ModelConfig
 
 LayerType = Literal["sliding_attention", "full_attention"]
@@ -50,11 +51,7 @@ class GemmaConfig(ModelConfig):
             "sliding_attention" if (i + 1) % period else "full_attention"
             for i in range(self.num_hidden_layers)
         ]
-        if len(types) != self.num_hidden_layers:
-            raise ValueError(
-                f"config.json: layer_types has {len(types)} entries; should have "
-                f"num_hidden_layers={self.num_hidden_layers}"
-            )
+        check_one_for_each_layer(self.num_hidden_layers, layer_types=types)
         return types
 
     def attention(self, layer_type: LayerType) -> AttentionConfig:
@@ -115,16 +112,17 @@ class GemmaModel(CausalLM):
     def __init__(
         self, config: GemmaConfig, layers: Iterable[nn.Module], ropes: Iterable[Rope]
     ) -> None:
-        super().__init__(config, layers, config.rms_norm_eps, ropes)
+        super().__init__(
+            config,
+            layers,
+            config.rms_norm_eps,
+            ropes,
+            logit_softcap=config.final_logit_softcapping,
+        )
         self.embed_scale = rounded(config.hidden_size**0.5)
-        self.softcap = config.final_logit_softcapping
 
     def embed(self, batch: ForwardBatch) -> Float[Tensor, "tokens hidden"]:
         return self.model.embed_tokens(batch.input_ids) * self.embed_scale
-
-    def logits(self, hidden: Float[Tensor, "rows hidden"]) -> Float[Tensor, "rows vocab"]:
-        logits = super().logits(hidden)
-        return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
 
 
 class Model(GemmaModel):

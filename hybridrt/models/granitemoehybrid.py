@@ -18,6 +18,7 @@ from hybridrt.layers.norm import RMSNorm
 from hybridrt.layers.rope import Rope, RopeConfig
 from hybridrt.models.bamba import HybridConfig
 from hybridrt.models.causal_lm import CausalLM
+from hybridrt.models.checks import check_one_for_each_layer
 from hybridrt.models.config import ModelConfig
 
 
@@ -52,11 +53,7 @@ class Config(HybridConfig):
     @model_validator(mode="after")
     def _agree(self) -> "Config":
         """A type for each layer."""
-        if self.layer_types is not None and len(self.layer_types) != self.num_hidden_layers:
-            raise ValueError(
-                f"layer_types has {len(self.layer_types)} entries, should have "
-                f"num_hidden_layers={self.num_hidden_layers}"
-            )
+        check_one_for_each_layer(self.num_hidden_layers, layer_types=self.layer_types)
         return self
 
     @property

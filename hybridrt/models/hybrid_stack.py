@@ -1,94 +1,32 @@
 """hybrid_stack: any stack of mixers, listed layer by layer in its `config.json`.
 
 Every layer is `x + mixer(norm(x))`, or with several mixers side by side `x` and the sum of
-them. An entry of `layers` has a `type` and the sizes of
-that mixer; docs/adding-a-model.md has an example.
+them. An entry of `layers` has a `type` and the sizes of that mixer; docs/adding-a-model.md has
+an example.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from math import inf
 from typing import Annotated, Any
 
-from jaxtyping import Float
-from pydantic import Field, PositiveInt
-from torch import Tensor, nn
+from pydantic import Field
+from torch import nn
 
-from hybridrt.batch import ForwardBatch
 from hybridrt.layers.attention import Attention, shares_cache
-from hybridrt.layers.cached import CachedLayer
-from hybridrt.layers.mamba1 import Mamba1, Mamba1Config
-from hybridrt.layers.mamba2 import Limits, Mamba2, Mamba2Config
 from hybridrt.layers.mla import MLA
-from hybridrt.layers.mlp import MLP
-from hybridrt.layers.moe import MoE, MoEConfig
-from hybridrt.layers.norm import RMSNorm
 from hybridrt.models.causal_lm import CausalLM
 from hybridrt.models.config import ModelConfig
+from hybridrt.models.mixer_layer import MixerLayer, Parallel
 from hybridrt.models.stack_attention import AttentionLayer, MLALayer
+from hybridrt.models.stack_feed_forward import MLPLayer, MoELayer
 from hybridrt.models.stack_layer import LayerConfig, StackConfig
 from hybridrt.models.stack_recurrent import (
     GatedDeltaNetLayer,
     KimiDeltaAttentionLayer,
     LightningAttentionLayer,
+    Mamba1Layer,
+    Mamba2Layer,
     ShortConvLayer,
 )
-
-
-class Mamba1Layer(LayerConfig):
-    """A Mamba-1 mixer."""
-
-    intermediate_size: PositiveInt
-    state_size: PositiveInt
-    conv_kernel: PositiveInt = 4
-    time_step_rank: PositiveInt
-    use_bias: bool = False
-    use_conv_bias: bool = True
-
-    def make(self, model: StackConfig) -> nn.Module:
-        sizes = self.model_dump(exclude={"type"})
-        return Mamba1(Mamba1Config(hidden_size=model.hidden_size, **sizes))
-
-
-class Mamba2Layer(LayerConfig):
-    """A Mamba-2 mixer."""
-
-    num_heads: PositiveInt
-    head_dim: PositiveInt
-    state_size: PositiveInt
-    n_groups: PositiveInt = 1
-    conv_kernel: PositiveInt = 4
-    chunk_size: PositiveInt = 64
-    use_bias: bool = False
-    use_conv_bias: bool = True
-    time_step_limit: Limits = (0.0, inf)
-    norm_before_gate: bool = False
-
-    def make(self, model: StackConfig) -> nn.Module:
-        sizes = self.model_dump(exclude={"type"})
-        config = Mamba2Config(hidden_size=model.hidden_size, norm_eps=model.rms_norm_eps, **sizes)
-        return Mamba2(config)
-
-
-class MLPLayer(LayerConfig):
-    """A SwiGLU MLP."""
-
-    intermediate_size: PositiveInt
-
-    def make(self, model: StackConfig) -> nn.Module:
-        return MLP(model.hidden_size, self.intermediate_size)
-
-
-class MoELayer(LayerConfig):
-    """Experts chosen by softmax."""
-
-    num_experts: PositiveInt
-    num_experts_per_tok: PositiveInt
-    moe_intermediate_size: PositiveInt
-    norm_topk_prob: bool = True
-
-    def make(self, model: StackConfig) -> nn.Module:
-        sizes = self.model_dump(exclude={"type"})
-        return MoE(MoEConfig(hidden_size=model.hidden_size, **sizes))
 
 
 class ParallelLayer(LayerConfig):
@@ -178,38 +116,6 @@ def _source(index: int, earlier: Sequence[nn.Module]) -> Attention:
     return source
 
 
-def _run(mixer: nn.Module, x: Tensor, batch: ForwardBatch) -> Tensor:
-    return mixer(x, batch) if isinstance(mixer, CachedLayer | Parallel) else mixer(x)
-
-
-class Parallel(nn.Module):
-    """Mixers on the same input, added up."""
-
-    def __init__(self, mixers: Sequence[nn.Module]) -> None:
-        super().__init__()
-        self.mixers = nn.ModuleList(mixers)
-
-    def forward(
-        self, x: Float[Tensor, "tokens hidden"], batch: ForwardBatch
-    ) -> Float[Tensor, "tokens hidden"]:
-        first, *others = (_run(mixer, x, batch) for mixer in self.mixers)
-        return sum(others, start=first)
-
-
-class Layer(nn.Module):
-    """One mixer behind a norm."""
-
-    def __init__(self, hidden_size: int, norm_eps: float, mixer: nn.Module) -> None:
-        super().__init__()
-        self.norm = RMSNorm(hidden_size, norm_eps)
-        self.mixer = mixer
-
-    def forward(
-        self, x: Float[Tensor, "tokens hidden"], batch: ForwardBatch
-    ) -> Float[Tensor, "tokens hidden"]:
-        return x + _run(self.mixer, self.norm(x), batch)
-
-
 class Model(CausalLM):
     """The stack that `layers` lists."""
 
@@ -219,5 +125,5 @@ class Model(CausalLM):
         mixers = _mixers(config)
         modules = (module for mixer in mixers for module in mixer.modules())
         ropes = [m.rope for m in modules if isinstance(m, Attention | MLA) and m.rope is not None]
-        layers = [Layer(config.hidden_size, config.rms_norm_eps, mixer) for mixer in mixers]
+        layers = [MixerLayer(config.hidden_size, config.rms_norm_eps, mixer) for mixer in mixers]
         super().__init__(config, layers, config.rms_norm_eps, ropes)

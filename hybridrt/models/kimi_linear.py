@@ -15,7 +15,7 @@ from hybridrt.layers.rope import Rope, RopeConfig
 from hybridrt.models import deepseek_v3
 from hybridrt.models.causal_lm import CausalLM
 from hybridrt.models.config import ModelConfig
-from hybridrt.models.decoder import DecoderLayer
+from hybridrt.models.decoder import MLP_RENAMES, DecoderLayer
 from hybridrt.values import Value
 
 _DEEPSEEK_NAMES = {
@@ -122,9 +122,7 @@ class Model(CausalLM):
     Config = Config
     checkpoint_renames = (
         (r"\.block_sparse_moe\.", ".mlp."),
-        (r"\.w1\.weight$", ".gate_proj.weight"),
-        (r"\.w3\.weight$", ".up_proj.weight"),
-        (r"\.w2\.weight$", ".down_proj.weight"),
+        *MLP_RENAMES,
     )
 
     def __init__(self, config: Config) -> None:

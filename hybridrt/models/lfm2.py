@@ -16,6 +16,7 @@ from hybridrt.layers.rope import Rope, RopeConfig
 from hybridrt.layers.short_conv import ShortConv, ShortConvConfig
 from hybridrt.models.causal_lm import CausalLM
 from hybridrt.models.config import ModelConfig
+from hybridrt.models.decoder import MLP_RENAMES
 
 
 class Config(ModelConfig):
@@ -119,13 +120,12 @@ class Model(CausalLM):
     """Short convolutions and attention, each followed by an MLP."""
 
     Config = Config
+    text_config_of = ("lfm2_vl", "lfm2-vl")
     checkpoint_renames = (
         (r"^model\.embedding_norm\.", "model.norm."),
         (r"\.self_attn\.out_proj\.", ".self_attn.o_proj."),
         (r"\.self_attn\.([qk])_layernorm\.", r".self_attn.\1_norm."),
-        (r"\.w1\.", ".gate_proj."),
-        (r"\.w3\.", ".up_proj."),
-        (r"\.w2\.", ".down_proj."),
+        *MLP_RENAMES,
         (r"\.feed_forward\.expert_bias$", ".feed_forward.gate.e_score_correction_bias"),
     )
 

@@ -112,6 +112,7 @@ class Model(CausalLM):
     """Short convolutions and attention, each followed by an MLP."""
 
     Config = Config
+    text_config_of = ("lfm3_vl",)
     checkpoint_renames = (
         *lfm2.Model.checkpoint_renames,
         (r"\.self_attn\.gate_proj\.", ".self_attn.g_proj."),

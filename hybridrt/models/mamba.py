@@ -3,15 +3,13 @@
 from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
-from jaxtyping import Float
 from pydantic import PositiveInt, model_validator
-from torch import Tensor, nn
 
-from hybridrt.batch import ForwardBatch
 from hybridrt.layers.mamba1 import Mamba1, Mamba1Config
-from hybridrt.layers.norm import RMSNorm
 from hybridrt.models.causal_lm import CausalLM
+from hybridrt.models.checks import check_agreement
 from hybridrt.models.config import ModelConfig
+from hybridrt.models.mixer_layer import MixerLayer
 
 _SIZES = {
     "d_state": "state_size",
@@ -108,36 +106,16 @@ class Config(ModelConfig):
     @model_validator(mode="after")
     def _agree(self) -> "Config":
         """The same size under two names has one value."""
-        sizes = (
-            ("intermediate_size", self.inner),
-            ("d_inner", self.inner),
-            ("d_model", self.hidden_size),
-            ("n_layer", self.num_hidden_layers),
+        same = {"intermediate_size": self.inner, "d_inner": self.inner}
+        check_agreement(
+            self, {**same, "d_model": self.hidden_size, "n_layer": self.num_hidden_layers}
         )
-        for key, right in sizes:
-            value = getattr(self, key)
-            if value is not None and value != right:
-                raise ValueError(f"{key}={value} should be {right}, as the other sizes say")
         return self
 
 
-class Layer(nn.Module):
-    """One mixer behind a norm."""
-
-    def __init__(self, hidden_size: int, norm_eps: float, mixer: nn.Module) -> None:
-        super().__init__()
-        self.norm = RMSNorm(hidden_size, norm_eps)
-        self.mixer = mixer
-
-    def forward(
-        self, x: Float[Tensor, "tokens hidden"], batch: ForwardBatch
-    ) -> Float[Tensor, "tokens hidden"]:
-        return x + self.mixer(self.norm(x), batch)
-
-
 RENAMES = (
-    (r"^backbone\.embeddings?\.", "model.embed_tokens."),
-    (r"^backbone\.norm_f\.", "model.norm."),
+    (r"^(backbone|model)\.embeddings?\.", "model.embed_tokens."),
+    (r"^(backbone|model)\.norm_f\.", "model.norm."),
     (r"^backbone\.", "model."),
 )
 
@@ -151,7 +129,7 @@ class Model(CausalLM):
     def __init__(self, config: Config) -> None:
         eps = config.layer_norm_epsilon
         layers = [
-            Layer(config.hidden_size, eps, Mamba1(config.mixer))
+            MixerLayer(config.hidden_size, eps, Mamba1(config.mixer))
             for _ in range(config.num_hidden_layers)
         ]
         super().__init__(config, layers, eps, float32_residual=config.residual_in_fp32)

@@ -9,7 +9,8 @@ from pydantic import PositiveInt, model_validator
 from hybridrt.layers.mamba2 import Limits, Mamba2, Mamba2Config
 from hybridrt.models.causal_lm import CausalLM
 from hybridrt.models.config import ModelConfig
-from hybridrt.models.mamba import RENAMES, Layer, is_original, translate
+from hybridrt.models.mamba import RENAMES, is_original, translate
+from hybridrt.models.mixer_layer import MixerLayer
 
 _SIZES = {
     "d_state": "state_size",
@@ -94,6 +95,7 @@ class Model(CausalLM):
             norm_eps=eps,
         )
         layers = [
-            Layer(config.hidden_size, eps, Mamba2(mixer)) for _ in range(config.num_hidden_layers)
+            MixerLayer(config.hidden_size, eps, Mamba2(mixer))
+            for _ in range(config.num_hidden_layers)
         ]
         super().__init__(config, layers, eps, float32_residual=config.residual_in_fp32)

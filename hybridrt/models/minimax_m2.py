@@ -8,7 +8,7 @@ from pydantic import PositiveInt
 from hybridrt.layers.attention import AttentionConfig
 from hybridrt.layers.moe import MoEConfig
 from hybridrt.models import mixtral
-from hybridrt.models.transformer import one_value
+from hybridrt.models.checks import one_value
 
 _HEAD_DIM = 128
 

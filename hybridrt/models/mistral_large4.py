@@ -9,17 +9,18 @@ from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float
 from pydantic import PositiveInt, model_validator
-from torch import Tensor, nn
+from torch import nn
 
-from hybridrt.layers.indexer import IndexerConfig
+from hybridrt.layers.learned_frequencies import LearnedFrequencies
 from hybridrt.layers.mla import MLAConfig
-from hybridrt.layers.moe import MoE, MoEConfig
+from hybridrt.layers.moe import MoEConfig
 from hybridrt.layers.rope import Rope
 from hybridrt.layers.scaled_sparse_mla import ScaledIndexer, ScaledSparseMLA
 from hybridrt.layers.sparse_mla import SparseMLA
 from hybridrt.models import glm_moe_dsa
+from hybridrt.models.config import ModelConfig
+from hybridrt.models.decoder import MLP_RENAMES
 from hybridrt.models.deepseek_v32 import Layer, SelectingLM
 from hybridrt.models.mistral4 import check_groups
 
@@ -54,12 +55,10 @@ class Config(glm_moe_dsa.Config):
     final_logit_softcapping: float = 30.0
 
     @classmethod
-    def from_json(cls, config: Mapping[str, Any], ignore: Collection[str] = ()) -> "Config":
+    def from_json(cls, config: Mapping[str, Any], ignore: Collection[str] = ()) -> ModelConfig:
         """The config, checked."""
         rope = config.get("rope_scaling") or config.get("rope_parameters") or _ROPE
-        made = super().from_json({**config, "rope_parameters": rope}, ignore)
-        assert isinstance(made, cls)
-        return made
+        return super().from_json({**config, "rope_parameters": rope}, ignore)
 
     @model_validator(mode="after")
     def _shares_what_is_there(self) -> "Config":
@@ -89,15 +88,8 @@ class Config(glm_moe_dsa.Config):
     @property
     def moe(self) -> MoEConfig:
         """The experts' sizes and their routing."""
-        return super().moe.model_copy(update={"scoring_func": "softmax", "correction_bias": False})
-
-    def feed_forward(self, index: int) -> nn.Module:
-        """What stands behind a layer's attention."""
-        mlp = super().feed_forward(index)
-        if isinstance(mlp, MoE):
-            weight = torch.empty_like(mlp.gate.weight, dtype=torch.float32)
-            mlp.gate.weight = nn.Parameter(weight, requires_grad=False)
-        return mlp
+        unlike = {"scoring_func": "softmax", "correction_bias": False, "float32_router": True}
+        return super().moe.model_copy(update=unlike)
 
     def mla_of(self, index: int) -> MLAConfig:
         """A layer's sizes: where nothing is rotated, all of a key comes from its latent."""
@@ -106,26 +98,6 @@ class Config(glm_moe_dsa.Config):
             size = self.qk_nope_head_dim + self.qk_rope_head_dim
             update |= {"qk_nope_head_dim": size, "qk_rope_head_dim": 0}
         return self.mla.model_copy(update=update)
-
-    @property
-    def index(self) -> IndexerConfig:
-        """The indexers' sizes."""
-        return IndexerConfig(
-            hidden_size=self.hidden_size,
-            query_input_size=self.hidden_size,
-            index_n_heads=self.index_n_heads,
-            index_head_dim=self.index_head_dim,
-            index_topk=self.index_topk,
-        )
-
-
-class LearnedFrequencies(nn.Module):
-    """`exp(alpha)`, by which the rotary frequencies are multiplied."""
-
-    def __init__(self, pairs: int) -> None:
-        super().__init__()
-        alpha = torch.empty(pairs, dtype=torch.float32)
-        self.alpha = nn.Parameter(alpha, requires_grad=False)
 
 
 class Model(SelectingLM):
@@ -141,22 +113,20 @@ class Model(SelectingLM):
         (r"^output\.", "lm_head."),
         (r"\.attention\.", ".self_attn."),
         (r"\.wq\.", ".q_proj."),
-        (r"\.wkv_a_with_mqa\.", ".kv_a_proj_with_mqa."),
-        (r"\.wkv_b\.", ".kv_b_proj."),
+        (r"\.wkv_(a|b)(_with_mqa)?\.", r".kv_\1_proj\2."),
         (r"\.wo\.", ".o_proj."),
         (r"\.attention_norm\.", ".input_layernorm."),
         (r"\.ffn_norm\.", ".post_attention_layernorm."),
         (r"\.kv_a_norm\.", ".kv_a_layernorm."),
         (r"(\.\d+)\.(gate|experts|shared_experts)\.", r"\1.mlp.\2."),
         (r"\.feed_forward\.", ".mlp."),
-        (r"\.w1\.", ".gate_proj."),
-        (r"\.w2\.", ".down_proj."),
-        (r"\.w3\.", ".up_proj."),
+        *MLP_RENAMES,
         (r"\.ssmax_scaling\.s$", ".softmax_scaling.scale"),
         (r"\.ssmax_scaling\.b$", ".softmax_scaling.bias"),
     )
 
     def __init__(self, config: Config) -> None:
+        size, eps = config.hidden_size, config.rms_norm_eps
         rope = Rope(config.rope_parameters, config.qk_rope_head_dim, interleaved=True)
         attentions: list[SparseMLA] = []
         layers: list[nn.Module] = []
@@ -167,23 +137,14 @@ class Model(SelectingLM):
             if config.has_indexer(i):
                 indexer = ScaledIndexer(config.index, rope if config.has_positions(i) else None)
             attentions.append(ScaledSparseMLA(config.mla_of(i), rope, indexer, shares))
-            layers.append(
-                Layer(
-                    config.hidden_size, config.rms_norm_eps, attentions[i], config.feed_forward(i)
-                )
-            )
-        super().__init__(config, layers, config.rms_norm_eps, [rope])
+            layers.append(Layer(size, eps, attentions[i], config.feed_forward(i)))
+        cap = config.final_logit_softcapping
+        super().__init__(config, layers, eps, [rope], logit_softcap=cap)
         self.model.rotary_emb = LearnedFrequencies(config.qk_rope_head_dim // 2)
-        self.softcap = config.final_logit_softcapping
 
     def prepare(self, max_model_len: int, device: torch.device) -> None:
         """Makes what is computed rather than loaded, once the weights are there."""
         learned = self.model.rotary_emb
         assert isinstance(learned, LearnedFrequencies)
-        for rope in self.ropes:
-            rope.frequency_factors = learned.alpha.exp()
+        learned.apply_to(self.ropes)
         super().prepare(max_model_len, device)
-
-    def logits(self, hidden: Float[Tensor, "rows hidden"]) -> Float[Tensor, "rows vocab"]:
-        """The logits behind these hidden states, in float32."""
-        return self.softcap * torch.tanh(super().logits(hidden) / self.softcap)

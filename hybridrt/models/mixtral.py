@@ -5,7 +5,8 @@ from torch import nn
 
 from hybridrt.layers.moe import MoE, MoEConfig
 from hybridrt.models import mistral
-from hybridrt.models.transformer import one_value
+from hybridrt.models.checks import one_value
+from hybridrt.models.decoder import MLP_RENAMES
 
 
 class Config(mistral.Config):
@@ -46,7 +47,5 @@ class Model(mistral.Model):
     text_config_of = ()
     checkpoint_renames = (
         (r"\.block_sparse_moe\.", ".mlp."),
-        (r"\.experts\.(\d+)\.w1\.", r".experts.\1.gate_proj."),
-        (r"\.experts\.(\d+)\.w2\.", r".experts.\1.down_proj."),
-        (r"\.experts\.(\d+)\.w3\.", r".experts.\1.up_proj."),
+        *MLP_RENAMES,
     )

@@ -11,13 +11,13 @@ TEXT_PREFIXES = (
 """Renames that take the tensors of a text model out of the whole; done before a model's own."""
 
 OTHER_MODALITIES = (
-    r"(model\.)?(vision_(tower|model|encoder|embed_tokens)|visual|embed_vision|image_newline"
-    r"|audio_(tower|model|encoder)|embed_audio|patch_merger|pre_mm_projector_norm"
+    r"(model\.)?(vision_(tower|model|encoder|embed_tokens|embedder)|visual|embed_vision"
+    r"|audio_(tower|model|encoder)|embed_audio|image_newline|patch_merger|pre_mm_projector_norm"
     r"|(multi_?modal|mm|vision|audio)_(projector|adapter|connector))(\..*)?",
 )
 """Tensors that no text model has, and that may be there unused."""
 
-_OF_THE_WHOLE = ("tie_word_embeddings", "quantization_config")
+_OF_THE_WHOLE = ("tie_word_embeddings", "tie_embedding", "quantization_config")
 _OF_EITHER = ("dtype", "torch_dtype", "bos_token_id", "eos_token_id", "pad_token_id")
 
 

@@ -7,43 +7,20 @@ from collections.abc import Collection, Mapping
 from math import inf
 from typing import Any, Literal
 
-from jaxtyping import Float
 from pydantic import PositiveInt, model_validator
-from torch import Tensor, nn
+from torch import nn
 
-from hybridrt.batch import ForwardBatch
 from hybridrt.layers.attention import Attention, AttentionConfig
-from hybridrt.layers.cached import CachedLayer
 from hybridrt.layers.mamba2 import Limits, Mamba2, Mamba2Config
 from hybridrt.layers.moe import MoEConfig
-from hybridrt.layers.norm import RMSNorm
 from hybridrt.layers.relu2 import Relu2MLP, Relu2MoE
 from hybridrt.models.causal_lm import CausalLM
+from hybridrt.models.checks import check_agreement, check_one_for_each_layer
 from hybridrt.models.config import ModelConfig
 from hybridrt.models.mamba import RENAMES
+from hybridrt.models.mixer_layer import MixerLayer
+from hybridrt.models.nemotron_h_names import Kind, in_one_spelling
 from hybridrt.models.routing import deepseek_v3_routing
-
-Kind = Literal["mamba", "attention", "mlp", "moe"]
-
-_KINDS: Mapping[str, Kind] = {
-    **{name: "mamba" for name in ("M", "mamba", "linear_attention")},
-    **{name: "attention" for name in ("*", "attention", "full_attention")},
-    **{name: "mlp" for name in ("-", "mlp")},
-    **{name: "moe" for name in ("E", "moe")},
-}
-_OTHER_NAMES = {
-    "mamba_n_groups": "n_groups",
-    "mamba_d_conv": "conv_kernel",
-    "mamba_expand": "expand",
-    "mamba_dt_min": "time_step_min",
-    "mamba_dt_limit": "time_step_limit",
-    "mamba_conv_bias": "use_conv_bias",
-    "mamba_chunk_size": "chunk_size",
-    "attention_head_dim": "head_dim",
-    "layer_types": "layers_block_type",
-    "norm_eps": "layer_norm_epsilon",
-    "rms_norm_eps": "layer_norm_epsilon",
-}
 
 
 class Config(ModelConfig):
@@ -100,34 +77,14 @@ class Config(ModelConfig):
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any], ignore: Collection[str] = ()) -> ModelConfig:
-        """The keys under the names above, with a kind for every layer."""
-        values: dict[str, Any] = {}
-        for key, value in config.items():
-            name = _OTHER_NAMES.get(key, key)
-            if value is not None and values.setdefault(name, value) != value:
-                raise ValueError(f"config.json: {key}={value!r} should be {values[name]!r}")
-        written = values.pop("hybrid_override_pattern", None)
-        kinds = values.get("layers_block_type") or list(written or "")
-        unknown = sorted({str(kind) for kind in kinds} - _KINDS.keys())
-        if unknown or not kinds:
-            raise ValueError(
-                f"config.json: layers_block_type or hybrid_override_pattern has {unknown}; it "
-                f"should have one of {', '.join(_KINDS)} for each layer"
-            )
-        values["layers_block_type"] = [_KINDS[kind] for kind in kinds]
-        values.setdefault("num_hidden_layers", len(kinds))
-        return super().from_json(values, ignore)
+        """As `ModelConfig.from_json`, in one spelling."""
+        return super().from_json(in_one_spelling(config), ignore)
 
     @model_validator(mode="after")
     def _agree(self) -> "Config":
         """One kind for each layer, and no limits that transformers would pass over."""
-        if len(self.layers_block_type) != self.num_hidden_layers:
-            raise ValueError(
-                f"num_hidden_layers={self.num_hidden_layers} should be "
-                f"{len(self.layers_block_type)}, as many as there are layers in the pattern"
-            )
-        if self.time_step_limit != (0.0, inf):
-            raise ValueError(f"time_step_limit={self.time_step_limit} should be (0.0, inf)")
+        check_one_for_each_layer(self.num_hidden_layers, layers_block_type=self.layers_block_type)
+        check_agreement(self, {"time_step_limit": (0.0, inf)})
         return self
 
     def mixer(self, index: int) -> nn.Module:
@@ -179,36 +136,14 @@ class Config(ModelConfig):
         )
 
 
-class Layer(nn.Module):
-    """One mixer, or one feed-forward layer, behind a norm."""
-
-    def __init__(self, hidden_size: int, norm_eps: float, mixer: nn.Module) -> None:
-        super().__init__()
-        self.norm = RMSNorm(hidden_size, norm_eps)
-        self.mixer = mixer
-
-    def forward(
-        self, x: Float[Tensor, "tokens hidden"], batch: ForwardBatch
-    ) -> Float[Tensor, "tokens hidden"]:
-        normed = self.norm(x)
-        is_cached = isinstance(self.mixer, CachedLayer)
-        return x + (self.mixer(normed, batch) if is_cached else self.mixer(normed))
-
-
 class Model(CausalLM):
     """The layers that the config lists. Multi-token prediction is not used."""
 
     Config = Config
-    checkpoint_renames = (
-        *RENAMES,
-        (r"^model\.embeddings\.", "model.embed_tokens."),
-        (r"^model\.norm_f\.", "model.norm."),
-    )
+    checkpoint_renames = RENAMES
     ignored_tensors = (r"mtp\..*",)
 
     def __init__(self, config: Config) -> None:
-        eps = config.layer_norm_epsilon
-        layers = [
-            Layer(config.hidden_size, eps, config.mixer(i)) for i in range(config.num_hidden_layers)
-        ]
+        size, eps = config.hidden_size, config.layer_norm_epsilon
+        layers = [MixerLayer(size, eps, config.mixer(i)) for i in range(config.num_hidden_layers)]
         super().__init__(config, layers, eps, float32_residual=config.residual_in_fp32)

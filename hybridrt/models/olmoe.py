@@ -7,7 +7,8 @@ from torch import nn
 
 from hybridrt.layers.attention import AttentionConfig
 from hybridrt.layers.moe import MoE, MoEConfig
-from hybridrt.models.transformer import TransformerConfig, TransformerLM, one_value
+from hybridrt.models.checks import one_value
+from hybridrt.models.transformer import TransformerConfig, TransformerLM
 
 
 class Config(TransformerConfig):

@@ -8,7 +8,8 @@ from torch import nn
 from hybridrt.cache.spec import Window
 from hybridrt.layers.attention import AttentionConfig
 from hybridrt.layers.moe import MoE, MoEConfig
-from hybridrt.models.transformer import TransformerConfig, TransformerLM, one_value
+from hybridrt.models.checks import one_value
+from hybridrt.models.transformer import TransformerConfig, TransformerLM
 
 
 class Config(TransformerConfig):

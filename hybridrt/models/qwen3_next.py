@@ -48,6 +48,7 @@ class Config(ModelConfig):
     use_sliding_window: Literal[False] = False
 
     has_partial_rope = True
+    default_rotated_share: ClassVar[float] = 0.25
     projections: ClassVar[Projections] = "by_key_head"
 
     def is_attention(self, index: int) -> bool:
@@ -59,7 +60,8 @@ class Config(ModelConfig):
     def rope(self) -> Rope:
         """The rotary table of the attention layers."""
         inside, outside = self.rope_parameters.partial_rotary_factor, self.partial_rotary_factor
-        factor = next(given for given in (inside, outside, 0.25) if given is not None)
+        default = self.default_rotated_share
+        factor = next(given for given in (inside, outside, default) if given is not None)
         return Rope(self.rope_parameters, int(self.head_dim * factor))
 
     @property

@@ -87,14 +87,12 @@ class Model(CausalLM):
     def __init__(self, config: Config) -> None:
         rope = config.rope()
         layers = [Layer(config, config.mixer(i, rope)) for i in range(config.num_hidden_layers)]
-        super().__init__(config, layers, config.rms_norm_eps, [rope])
+        super().__init__(
+            config, layers, config.rms_norm_eps, [rope], logit_softcap=config.logits_soft_cap
+        )
         # As bfloat16 has it, whatever the model's dtype.
         scale = torch.tensor(config.hidden_size**0.5, dtype=torch.bfloat16, device="cpu")
         self.embed_scale = scale.item()
-        self.softcap = config.logits_soft_cap
 
     def embed(self, batch: ForwardBatch) -> Float[Tensor, "tokens hidden"]:
         return self.model.embed_tokens(batch.input_ids) * self.embed_scale
-
-    def logits(self, hidden: Float[Tensor, "rows hidden"]) -> Float[Tensor, "rows vocab"]:
-        return torch.tanh(super().logits(hidden) / self.softcap) * self.softcap

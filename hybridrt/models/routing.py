@@ -1,10 +1,11 @@
 """The routing of DeepSeek-V3 (arXiv 2412.19437), which others have taken over with its keys."""
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from hybridrt.layers.moe import MoEConfig
 
 
+@runtime_checkable
 class RoutingKeys(Protocol):
     """The keys of a `config.json` that say how tokens are routed."""
 

@@ -1,4 +1,6 @@
-"""The layers of a hybrid_stack that keep a state, beyond the Mamba family."""
+"""The layers of a hybrid_stack that keep a state."""
+
+from math import inf
 
 from pydantic import Field, PositiveFloat, PositiveInt
 from torch import nn
@@ -6,8 +8,45 @@ from torch import nn
 from hybridrt.layers.gated_delta_net import GatedDeltaNet, GatedDeltaNetConfig
 from hybridrt.layers.kda import KimiDeltaAttention, KimiDeltaAttentionConfig
 from hybridrt.layers.lightning_attention import LightningAttention, LightningAttentionConfig
+from hybridrt.layers.mamba1 import Mamba1, Mamba1Config
+from hybridrt.layers.mamba2 import Limits, Mamba2, Mamba2Config
 from hybridrt.layers.short_conv import ShortConv, ShortConvConfig
 from hybridrt.models.stack_layer import LayerConfig, StackConfig
+
+
+class Mamba1Layer(LayerConfig):
+    """A Mamba-1 mixer."""
+
+    intermediate_size: PositiveInt
+    state_size: PositiveInt
+    conv_kernel: PositiveInt = 4
+    time_step_rank: PositiveInt
+    use_bias: bool = False
+    use_conv_bias: bool = True
+
+    def make(self, model: StackConfig) -> nn.Module:
+        sizes = self.model_dump(exclude={"type"})
+        return Mamba1(Mamba1Config(hidden_size=model.hidden_size, **sizes))
+
+
+class Mamba2Layer(LayerConfig):
+    """A Mamba-2 mixer."""
+
+    num_heads: PositiveInt
+    head_dim: PositiveInt
+    state_size: PositiveInt
+    n_groups: PositiveInt = 1
+    conv_kernel: PositiveInt = 4
+    chunk_size: PositiveInt = 64
+    use_bias: bool = False
+    use_conv_bias: bool = True
+    time_step_limit: Limits = (0.0, inf)
+    norm_before_gate: bool = False
+
+    def make(self, model: StackConfig) -> nn.Module:
+        sizes = self.model_dump(exclude={"type"})
+        config = Mamba2Config(hidden_size=model.hidden_size, norm_eps=model.rms_norm_eps, **sizes)
+        return Mamba2(config)
 
 
 class ShortConvLayer(LayerConfig):

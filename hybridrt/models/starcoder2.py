@@ -2,13 +2,11 @@
 
 from typing import Any, Literal
 
-from jaxtyping import Float
 from pydantic import PositiveInt, model_validator
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import nn
 
 from hybridrt.cache.spec import Window
-from hybridrt.layers.linear import Linear
+from hybridrt.layers.mlp import UngatedMLP
 from hybridrt.layers.norm import LayerNorm
 from hybridrt.models.transformer import StackConfig, TransformerLM
 
@@ -51,19 +49,7 @@ class Config(StackConfig):
 
     def feed_forward(self, index: int) -> nn.Module:
         """`c_proj(gelu(c_fc(x)))`."""
-        return GeluMLP(self.hidden_size, self.intermediate_size, self.mlp_bias)
-
-
-class GeluMLP(nn.Module):
-    """`c_proj(gelu(c_fc(x)))`, with the names of GPT-2."""
-
-    def __init__(self, hidden_size: int, intermediate_size: int, bias: bool) -> None:
-        super().__init__()
-        self.c_fc = Linear(hidden_size, intermediate_size, bias)
-        self.c_proj = Linear(intermediate_size, hidden_size, bias)
-
-    def forward(self, x: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens hidden"]:
-        return self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))
+        return UngatedMLP(self.hidden_size, self.intermediate_size, self.mlp_bias, self.hidden_act)
 
 
 class Model(TransformerLM):
@@ -71,3 +57,4 @@ class Model(TransformerLM):
 
     Config = Config
     norm_class = LayerNorm
+    checkpoint_renames = ((r"\.c_fc\.", ".up_proj."), (r"\.mlp\.c_proj\.", ".mlp.down_proj."))

@@ -138,15 +138,3 @@ def window_of(
     if size is None:
         raise ValueError(f"sliding_window=None should be a number, as layer {index} is sliding")
     return Window(size)
-
-
-def one_value(default: int, **named: int | None) -> int:
-    """What a config calls by one of these names, or `default`.
-
-    Raises:
-        ValueError: two of them have unlike values.
-    """
-    given = {name: value for name, value in named.items() if value is not None}
-    if len(set(given.values())) > 1:
-        raise ValueError(f"{given} should be the same: they are names of one number")
-    return next(iter(given.values()), default)

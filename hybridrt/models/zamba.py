@@ -6,22 +6,16 @@ stream beside the embeddings, and what it gives goes into a Mamba layer.
 
 from typing import Literal
 
-import torch
-from jaxtyping import Float
 from pydantic import PositiveInt, model_validator
-from torch import Tensor, nn
 
-from hybridrt.batch import ForwardBatch
-from hybridrt.layers.attention import Attention, AttentionConfig
-from hybridrt.layers.cached import CachedLayer
-from hybridrt.layers.linear import Linear
+from hybridrt.layers.attention import AttentionConfig
 from hybridrt.layers.mamba1 import Mamba1Config
 from hybridrt.layers.mamba1_heads import Mamba1Heads
 from hybridrt.layers.mlp import MLP
-from hybridrt.layers.norm import RMSNorm
-from hybridrt.layers.rope import Rope
-from hybridrt.models.causal_lm import CausalLM
+from hybridrt.layers.shared_attention import SharedAttention
+from hybridrt.models.checks import check_agreement, check_one_for_each_layer
 from hybridrt.models.config import ModelConfig
+from hybridrt.models.shared_block import SharedBlock, SharedBlockLM
 
 
 class Config(ModelConfig):
@@ -55,14 +49,8 @@ class Config(ModelConfig):
     @model_validator(mode="after")
     def _agree(self) -> "Config":
         """What a config says twice it says alike."""
-        wide = 2 * self.hidden_size
-        if self.attention_hidden_size not in (None, wide):
-            raise ValueError(f"attention_hidden_size={self.attention_hidden_size} should be {wide}")
-        if len(self.kinds) != self.num_hidden_layers:
-            raise ValueError(
-                f"layers_block_type has {len(self.kinds)} entries, should have "
-                f"num_hidden_layers={self.num_hidden_layers}"
-            )
+        check_agreement(self, {"attention_hidden_size": 2 * self.hidden_size})
+        check_one_for_each_layer(self.num_hidden_layers, layers_block_type=self.kinds)
         return self
 
     @property
@@ -103,123 +91,24 @@ class Config(ModelConfig):
         )
 
 
-def take_modules(module: nn.Module, first: nn.Module) -> None:
-    """Makes everything but caches that `first` holds a part of `module` too."""
-    for name, child in first.named_children():
-        if not isinstance(child, CachedLayer):
-            setattr(module, name, child)
-
-
-class SharedAttention(Attention):
-    """One use of a block's attention: its cache, and with `first` the weights of another use."""
-
-    def __init__(
-        self,
-        config: AttentionConfig,
-        output_size: int,
-        rope: Rope | None,
-        first: "SharedAttention | None",
-    ) -> None:
-        super().__init__(config, rope)
-        self.o_proj = Linear(config.num_attention_heads * config.value_dim, output_size)
-        if first is not None:
-            take_modules(self, first)
-
-    def forward(
-        self, x: Float[Tensor, "tokens two_hidden"], batch: ForwardBatch
-    ) -> Float[Tensor, "tokens hidden"]:
-        q, k, v = self._project(x, batch)
-        return self.o_proj(self.update_and_attend((q,), (k, v), batch).flatten(1))
-
-
-class SharedBlock(nn.Module):
-    """One use of attention and an MLP, behind norms; nothing is added to what goes in."""
-
-    def __init__(self, config: Config, first: "SharedBlock | None") -> None:
-        super().__init__()
-        hidden, attention = config.hidden_size, config.attention
-        self.self_attn = SharedAttention(attention, hidden, None, first and first.self_attn)
-        if first is not None:
-            take_modules(self, first)
-            return
-        self.input_layernorm = RMSNorm(2 * hidden, config.rms_norm_eps)
-        self.feed_forward = MLP(hidden, config.intermediate_size, activation="gelu")
-        self.pre_ff_layernorm = RMSNorm(hidden, config.rms_norm_eps)
-
-    def forward(
-        self, x: Float[Tensor, "tokens two_hidden"], batch: ForwardBatch
-    ) -> Float[Tensor, "tokens hidden"]:
-        x = self.self_attn(self.input_layernorm(x), batch)
-        return self.feed_forward(self.pre_ff_layernorm(x))
-
-
-class MambaLayer(nn.Module):
-    """Mamba-2 behind a norm. What a shared block gives goes into the norm, not the stream."""
-
-    def __init__(self, hidden_size: int, norm_eps: float, mamba: CachedLayer) -> None:
-        super().__init__()
-        self.input_layernorm = RMSNorm(hidden_size, norm_eps)
-        self.mamba = mamba
-
-    def forward(
-        self,
-        x: Float[Tensor, "tokens hidden"],
-        embedded: Float[Tensor, "tokens hidden"],
-        batch: ForwardBatch,
-        added: Float[Tensor, "tokens hidden"] | None = None,
-    ) -> Float[Tensor, "tokens hidden"]:
-        return x + self.mamba(self.input_layernorm(x if added is None else x + added), batch)
-
-
-class HybridLayer(nn.Module):
-    """A use of a shared block, then Mamba-2."""
-
-    def __init__(self, hidden_size: int, block: nn.Module, mamba: MambaLayer) -> None:
-        super().__init__()
-        self.shared_transformer = block
-        self.linear = Linear(hidden_size, hidden_size)
-        self.mamba_decoder = mamba
-
-    def forward(
-        self,
-        x: Float[Tensor, "tokens hidden"],
-        embedded: Float[Tensor, "tokens hidden"],
-        batch: ForwardBatch,
-    ) -> Float[Tensor, "tokens hidden"]:
-        attended = self.shared_transformer(torch.cat([x, embedded], dim=-1), batch)
-        return self.mamba_decoder(x, embedded, batch, self.linear(attended))
-
-
-class SharedBlockLM(CausalLM):
-    """A model whose layers see the embeddings too."""
-
-    checkpoint_renames = (
-        (r"^model\.final_layernorm\.", "model.norm."),
-        (r"\.shared_transf\.", ".shared_transformer."),
-    )
-
-    def forward(self, batch: ForwardBatch) -> Float[Tensor, "tokens hidden"]:
-        x = embedded = self.embed(batch)
-        for layer in self.model.layers:
-            x = layer(x, embedded, batch)
-        return self.model.norm(x)
-
-
 class Model(SharedBlockLM):
     """Mamba-1 in every layer; in some, the shared block before it."""
 
     Config = Config
 
     def __init__(self, config: Config) -> None:
-        first: SharedBlock | None = None
-        layers: list[nn.Module] = []
-        for kind in config.kinds:
-            mixer = Mamba1Heads(config.mamba, config.n_mamba_heads)
-            mamba = MambaLayer(config.hidden_size, config.rms_norm_eps, mixer)
-            if kind == "hybrid":
-                block = SharedBlock(config, first)
-                first = first or block
-                layers.append(HybridLayer(config.hidden_size, block, mamba))
-            else:
-                layers.append(mamba)
-        super().__init__(config, layers, config.rms_norm_eps)
+        hidden, eps = config.hidden_size, config.rms_norm_eps
+
+        def block(use: int, first: SharedBlock | None) -> SharedBlock:
+            attention = SharedAttention(config.attention, hidden, None, first and first.self_attn)
+            mlp = (
+                MLP(hidden, config.intermediate_size, activation="gelu")
+                if first is None
+                else first.feed_forward
+            )
+            return SharedBlock(hidden, eps, attention, mlp, first)
+
+        def mixer() -> Mamba1Heads:
+            return Mamba1Heads(config.mamba, config.n_mamba_heads)
+
+        super().__init__(config, config.kinds, mixer, block)

@@ -8,26 +8,16 @@ from collections.abc import Collection, Mapping
 from math import inf
 from typing import Any, Literal
 
-import torch
-from jaxtyping import Float
 from pydantic import PositiveInt, model_validator
-from torch import Tensor, nn
-from torch.nn import functional as F
 
-from hybridrt.batch import ForwardBatch
+from hybridrt.layers.adapters import AdaptedAttention, AdaptedMLP, Use
 from hybridrt.layers.attention import AttentionConfig
-from hybridrt.layers.linear import Linear
 from hybridrt.layers.mamba2 import Mamba2, Mamba2Config
-from hybridrt.layers.norm import RMSNorm
 from hybridrt.layers.rope import Rope, RopeConfig
+from hybridrt.layers.shared_attention import SharedAttention
+from hybridrt.models.checks import check_agreement
 from hybridrt.models.config import ModelConfig
-from hybridrt.models.zamba import (
-    HybridLayer,
-    MambaLayer,
-    SharedAttention,
-    SharedBlockLM,
-    take_modules,
-)
+from hybridrt.models.shared_block import SharedBlock, SharedBlockLM
 
 
 class Config(ModelConfig):
@@ -85,10 +75,7 @@ class Config(ModelConfig):
         }
         if self.use_shared_attention_adapter:
             sizes["num_key_value_heads"] = heads
-        for key, right in sizes.items():
-            value = getattr(self, key)
-            if value is not None and value != right:
-                raise ValueError(f"{key}={value} should be {right}, as the other keys say")
+        check_agreement(self, sizes)
         return self
 
     @property
@@ -126,109 +113,31 @@ class Config(ModelConfig):
         )
 
 
-class Adapters(nn.ModuleDict):
-    """A projection of low rank for each use of one block, by the number of the use."""
-
-    def __init__(self, config: Config, block: int, in_features: int, out_features: int) -> None:
-        super().__init__()
-        for use in range(block, len(config.uses), config.num_mem_blocks):
-            down = Linear(in_features, config.adapter_rank)
-            self[str(use)] = nn.Sequential(down, Linear(config.adapter_rank, out_features))
-
-    def of_use(
-        self, use: int, x: Float[Tensor, "tokens inputs"]
-    ) -> Float[Tensor, "tokens outputs"]:
-        """What that use adds to the shared projection."""
-        return self[str(use)](x)
-
-
-class AdaptedAttention(SharedAttention):
-    """Shared attention whose queries, keys and values may be adapted, in each use by its own."""
-
-    def __init__(
-        self, config: Config, use: int, rope: Rope | None, first: "AdaptedAttention | None"
-    ) -> None:
-        super().__init__(config.attention, config.hidden_size, rope, first)
-        self.use, self.adapts = use, config.use_shared_attention_adapter
-        if self.adapts and first is None:
-            block, wide = use % config.num_mem_blocks, 2 * config.hidden_size
-            self.linear_q_adapter_list = Adapters(config, block, wide, wide)
-            self.linear_k_adapter_list = Adapters(config, block, wide, wide)
-            self.linear_v_adapter_list = Adapters(config, block, wide, wide)
-
-    def _project(self, x: Tensor, batch: ForwardBatch) -> tuple[Tensor, Tensor, Tensor]:
-        qkv = self.qkv_proj(x)
-        if self.adapts:
-            lists = (
-                self.linear_q_adapter_list,
-                self.linear_k_adapter_list,
-                self.linear_v_adapter_list,
-            )
-            qkv = qkv + torch.cat([adapters.of_use(self.use, x) for adapters in lists], dim=-1)
-        return self._heads(qkv, batch)
-
-
-class SharedMLP(nn.Module):
-    """GeGLU, whose gate and up projections a checkpoint has as one."""
-
-    def __init__(self, config: Config, block: int) -> None:
-        super().__init__()
-        hidden, bias = config.hidden_size, config.add_bias_linear
-        inner = config.intermediate_size or 4 * hidden
-        self.gate_up_proj = Linear(hidden, 2 * inner, bias)
-        self.down_proj = Linear(inner, hidden, bias)
-        self.gate_up_proj_adapter_list = Adapters(config, block, hidden, 2 * inner)
-
-    def forward(
-        self, x: Float[Tensor, "tokens hidden"], use: int
-    ) -> Float[Tensor, "tokens hidden"]:
-        adapted = self.gate_up_proj(x) + self.gate_up_proj_adapter_list.of_use(use, x)
-        gate, up = adapted.chunk(2, dim=-1)
-        return self.down_proj(F.gelu(gate).mul_(up))
-
-
-class SharedBlock(nn.Module):
-    """One use of attention and an MLP, behind norms; nothing is added to what goes in."""
-
-    def __init__(
-        self, config: Config, use: int, rope: Rope | None, first: "SharedBlock | None"
-    ) -> None:
-        super().__init__()
-        self.use = use
-        self.self_attn = AdaptedAttention(config, use, rope, first and first.self_attn)
-        if first is not None:
-            take_modules(self, first)
-            return
-        self.input_layernorm = RMSNorm(2 * config.hidden_size, config.rms_norm_eps)
-        self.feed_forward = SharedMLP(config, use % config.num_mem_blocks)
-        self.pre_ff_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-
-    def forward(
-        self, x: Float[Tensor, "tokens two_hidden"], batch: ForwardBatch
-    ) -> Float[Tensor, "tokens hidden"]:
-        x = self.self_attn(self.input_layernorm(x), batch)
-        return self.feed_forward(self.pre_ff_layernorm(x), self.use)
-
-
 class Model(SharedBlockLM):
     """Mamba-2 in every layer; in some, a shared block before it."""
 
     Config = Config
 
     def __init__(self, config: Config) -> None:
+        hidden, eps, blocks = config.hidden_size, config.rms_norm_eps, config.num_mem_blocks
         rope = Rope(config.rope_parameters, config.attention.head_dim)
         rope = rope if config.use_mem_rope else None
-        blocks: list[SharedBlock] = []
-        layers: list[nn.Module] = []
-        for kind in config.layers_block_type:
-            mamba = MambaLayer(config.hidden_size, config.rms_norm_eps, Mamba2(config.mamba))
-            if kind == "hybrid":
-                use = len(blocks)
-                first = (
-                    blocks[use % config.num_mem_blocks] if use >= config.num_mem_blocks else None
-                )
-                blocks.append(SharedBlock(config, use, rope, first))
-                layers.append(HybridLayer(config.hidden_size, blocks[-1], mamba))
-            else:
-                layers.append(mamba)
-        super().__init__(config, layers, config.rms_norm_eps, [rope] if rope else [])
+
+        def block(number: int, first: SharedBlock | None) -> SharedBlock:
+            use = Use(number, range(number % blocks, len(config.uses), blocks), config.adapter_rank)
+            sizes, shared = config.attention, first and first.self_attn
+            attention = (
+                AdaptedAttention(sizes, hidden, rope, shared, use)
+                if config.use_shared_attention_adapter
+                else SharedAttention(sizes, hidden, rope, shared)
+            )
+            inner = config.intermediate_size or 4 * hidden
+            shared_mlp = first and first.feed_forward
+            mlp = AdaptedMLP(hidden, inner, config.add_bias_linear, shared_mlp, use)
+            return SharedBlock(hidden, eps, attention, mlp, first)
+
+        def mixer() -> Mamba2:
+            return Mamba2(config.mamba)
+
+        ropes = [rope] if rope else []
+        super().__init__(config, config.layers_block_type, mixer, block, blocks, ropes)

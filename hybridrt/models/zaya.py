@@ -14,6 +14,7 @@ from hybridrt.layers.attention import AttentionConfig
 from hybridrt.layers.cca import ConvolvedAttention
 from hybridrt.layers.chained_moe import ChainedMoE, ChainedMoEConfig
 from hybridrt.layers.norm import RMSNorm
+from hybridrt.layers.residual_scale import ResidualScale
 from hybridrt.layers.rope import Rope, RopeConfig, rope_by_layer_type
 from hybridrt.models.causal_lm import CausalLM
 from hybridrt.models.config import ModelConfig
@@ -89,25 +90,6 @@ class Config(ModelConfig):
             router_hidden_size=self.router_hidden_size,
             norm_eps=self.rms_norm_eps,
         )
-
-
-class ResidualScale(nn.Module):
-    """`(out + bias) * scale` beside the same of the stream, channel by channel."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        (
-            self.hidden_states_scale,
-            self.hidden_states_bias,
-            self.residual_scale,
-            self.residual_bias,
-        ) = (nn.Parameter(torch.empty(size), requires_grad=False) for _ in range(4))
-
-    def forward(
-        self, out: Float[Tensor, "tokens hidden"], x: Float[Tensor, "tokens hidden"]
-    ) -> Float[Tensor, "tokens hidden"]:
-        out = (out + self.hidden_states_bias) * self.hidden_states_scale
-        return out + (x + self.residual_bias) * self.residual_scale
 
 
 class Layer(nn.Module):

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from hybridrt import LLM, SamplingParams
-from hybridrt.engine import quantised
+from hybridrt.engine import mxfp4, quantised
 from hybridrt.engine.quantised import read_quantisation
 from hybridrt.engine.weights import load_weights
 from tests.oracle import tiny_checkpoint
@@ -88,7 +88,7 @@ def test_every_block_is_multiplied_by_its_own_scale(
 
 
 @pytest.mark.parametrize("config", [DEEPSEEK, COMPRESSED], ids=["fp8", "compressed-tensors"])
-@pytest.mark.parametrize("name", ["m.weight_scale", "m.weight_scale_inv"])
+@pytest.mark.parametrize("name", ["m.weight_scale", "m.weight_scale_inv", "m.scale"])
 @pytest.mark.parametrize("shape", [(), (1,), (6, 1), (6,)], ids=str)
 def test_a_scale_may_be_of_a_row_or_of_the_tensor(
     shape: tuple[int, ...], name: str, config: Any, tmp_path: Path
@@ -98,6 +98,13 @@ def test_a_scale_may_be_of_a_row_or_of_the_tensor(
     block = (1, 5) if math.prod(shape) > 1 else (6, 5)
     expected = multiplied(weight, scale, block)
     assert torch.equal(load(tmp_path, stored, (6, 5), config), expected)
+
+
+def test_scales_may_be_bytes_of_exponents(tmp_path: Path) -> None:
+    weight, scale = fp8(6, 8), (torch.rand(6, 2) + 0.01).to(torch.float8_e8m0fnu)
+    stored = {"m.weight": weight, "m.weight_scale": scale.view(torch.uint8)}
+    loaded = load(tmp_path, stored, (6, 8), {**DEEPSEEK, "weight_block_size": [1, 4]})
+    assert torch.equal(loaded, multiplied(weight, scale, (1, 4)))
 
 
 def test_blocks_of_compressed_tensors_are_those_of_their_group(tmp_path: Path) -> None:
@@ -145,7 +152,7 @@ def _with_weights(**changes: Any) -> dict[str, Any]:
         ({}, "quant_method=None should be one of compressed-tensors, fp8"),
         ({"quant_method": "gptq", "bits": 4}, "quant_method='gptq' should be one of"),
         ({**DEEPSEEK, "fmt": "e5m2"}, "fmt='e5m2' should be 'e4m3'"),
-        ({**DEEPSEEK, "expert_dtype": "fp4"}, "expert_dtype='fp4' should be 'fp8'"),
+        ({**DEEPSEEK, "expert_dtype": "int4"}, "expert_dtype='int4' should be 'fp8' or 'fp4'"),
         ({**DEEPSEEK, "weight_block_size": [128]}, r"weight_block_size=\[128\] should be two"),
         ({**DEEPSEEK, "weight_block_size": [128, 0]}, r"weight_block_size=\[128, 0\]"),
         ({**COMPRESSED, "format": "pack-quantized"}, "format='pack-quantized' should be one of"),
@@ -166,21 +173,57 @@ def test_a_config_that_quantises_nothing_is_none() -> None:
     assert read_quantisation({"quantization_config": None}) is None
 
 
-@pytest.mark.parametrize("layout", ["plain", "stacked"])
+@pytest.mark.parametrize("scale_dtype", [torch.uint8, torch.float8_e8m0fnu])
+@pytest.mark.parametrize("at_once", [1, 100, 2**21])
+def test_packed_fp4_has_a_power_of_two_for_32_numbers(
+    at_once: int, scale_dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mxfp4, "_DECODED_AT_ONCE", at_once)
+    draw = torch.Generator().manual_seed(0)
+    packed = torch.randint(256, (5, 32), dtype=torch.uint8, generator=draw)
+    powers = torch.randint(100, 150, (5, 2), dtype=torch.uint8, generator=draw)
+    magnitudes = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+    expected = torch.empty(5, 64)
+    for row in range(5):
+        for column in range(64):
+            code = int(packed[row, column // 2]) >> (4 * (column % 2)) & 15
+            sign = -1 if code >= 8 else 1
+            power = 2.0 ** (int(powers[row, column // 32]) - 127)
+            expected[row, column] = sign * magnitudes[code % 8] * power
+    stored = {"m.weight": packed.view(torch.int8), "m.scale": powers.view(scale_dtype)}
+    config = {**DEEPSEEK, "weight_block_size": [128, 128], "expert_dtype": "fp4"}
+    assert torch.equal(load(tmp_path, stored, (5, 64), config), expected)
+
+
+@pytest.mark.parametrize("shape", [(5, 1), (5, 4), (2,)], ids=str)
+def test_packed_fp4_with_other_scales_is_refused(shape: tuple[int, ...], tmp_path: Path) -> None:
+    scale = torch.zeros(shape, dtype=torch.uint8)
+    stored = {"m.weight": torch.zeros(5, 32, dtype=torch.int8), "m.scale": scale}
+    with pytest.raises(ValueError, match=r"m.weight' is I8 \[5, 32\] and 'm.scale' U8"):
+        load(tmp_path, stored, (5, 64), DEEPSEEK)
+
+
+@pytest.mark.parametrize("layout", ["plain", "stacked", "as released"])
 def test_a_model_of_fp8_blocks_answers_as_with_the_weights_they_stand_for(
     layout: str, tmp_path: Path
 ) -> None:
-    name = "deepseek_v3-grouped-routing" if layout == "plain" else "deepseek_v3-stacked-experts"
-    source = tiny_checkpoint(name)
+    names = {
+        "plain": "deepseek_v3-grouped-routing",
+        "stacked": "deepseek_v3-stacked-experts",
+        "as released": "deepseek_v4-as-released",
+    }
+    source = tiny_checkpoint(names[layout])
     config = json.loads((source / "config.json").read_text())
     coded, plain = {}, {}
     for key, tensor in load_file(source / "model.safetensors").items():
         coded[key] = plain[key] = tensor
-        if tensor.dim() > 1 and "layers" in key and ".gate." not in key:
+        aside = (".gate.", ".ape", ".hc_", "weights_proj")  # what no checkpoint has in FP8
+        if tensor.dim() > 1 and "layers" in key and not any(part in key for part in aside):
             rows, columns = (-(-n // 16) for n in tensor.shape[-2:])
             scale = torch.rand(*tensor.shape[:-2], rows, columns) + 0.5
             coded[key] = tensor.to(torch.float8_e4m3fn)
-            coded[f"{key}_scale_inv"] = scale
+            released = key.replace(".weight", ".scale")
+            coded[released if layout == "as released" else f"{key}_scale_inv"] = scale
             plain[key] = multiplied(coded[key], scale, (16, 16))
     answers = []
     for folder, tensors, more in (

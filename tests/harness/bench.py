@@ -16,7 +16,9 @@ from hybridrt.batch import ForwardBatch
 from hybridrt.cache.spec import CacheFormat
 from tests.harness.allocations import nothing_larger_than
 from tests.harness.batches import STATES, TOKENS, Row, make_batch
-from tests.harness.layer_rows import HIDDEN, LayerRow, randomise
+from tests.harness.layer_rows import LayerRow
+from tests.harness.random_weights import randomise
+from tests.harness.small_layers import HIDDEN
 
 POISON = 0xFF  # NaN in every float
 _BEFORE, _BEHIND = 32, 16  # bytes of a block around the layer's own

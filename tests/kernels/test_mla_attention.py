@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hybridrt.batch import Prefill
+from hybridrt.cache.spec import Window
 from hybridrt.kernels.mla_attention import mla_attention
 from hybridrt.kernels.reference import mla_attention as reference
 from tests.harness.batches import (
@@ -36,6 +37,11 @@ class Sizes:
     rank: int = 24
     v_dim: int = 16
     block_size: int = 4
+    window: Window | None = None
+
+    def first(self, position: int) -> int:
+        """The first token that the one at a position sees."""
+        return 0 if self.window is None else self.window.first_visible(position)
 
 
 PLAIN = Sizes()
@@ -48,21 +54,26 @@ SIZES = (
     replace(PLAIN, rank=4),
     replace(PLAIN, block_size=1),
     replace(PLAIN, block_size=64),
+    replace(PLAIN, window=Window(1)),
+    replace(PLAIN, window=Window(6)),
+    replace(PLAIN, window=Window(16), block_size=1, rank=4),
+    replace(PLAIN, window=Window(6, chunked=True)),
 )
 SCALE = 0.25
 
 
-def _definition(rows: Sequence[Row], *inputs: Tensor) -> Tensor:
+def _definition(sizes: Sizes, rows: Sequence[Row], *inputs: Tensor) -> Tensor:
     """Expands every latent: a head's key is `[w_uk c_kv, k_pe]`, its value `w_uv c_kv`."""
     q_nope, q_pe, w_uk, w_uv, *latents = inputs
     out = q_nope.new_empty(*q_nope.shape[:2], w_uv.shape[1])
     token = 0
     for row, c_kv, k_pe in zip(rows, latents[::2], latents[1::2], strict=True):
         for i in range(row.queries):
-            seen = row.context + i + 1
+            position = row.context + i
+            seen = slice(sizes.first(position), position + 1)
             for head in range(q_nope.shape[1]):
-                k = torch.cat([c_kv[:seen] @ w_uk[head].t(), k_pe[:seen]], dim=-1)
-                v = c_kv[:seen] @ w_uv[head].t()
+                k = torch.cat([c_kv[seen] @ w_uk[head].t(), k_pe[seen]], dim=-1)
+                v = c_kv[seen] @ w_uv[head].t()
                 q = torch.cat([q_nope[token, head], q_pe[token, head]])
                 out[token, head] = torch.softmax((k @ q) * SCALE, dim=0) @ v
             token += 1
@@ -80,7 +91,7 @@ def _check(
     """Every slot that holds no token of a sequence holds NaN."""
     lengths = in_company(lengths, dtype)
     draw = torch.Generator().manual_seed(seed)
-    rows, num_blocks = draw_tables(lengths, sizes.block_size, spare=3, draw=draw)
+    rows, num_blocks = draw_tables(lengths, sizes.block_size, 3, draw, sizes.window)
 
     def normal(*shape: int, size: float = 1.0) -> Tensor:
         return (size * torch.randn(shape, generator=draw)).to(dtype)
@@ -96,7 +107,8 @@ def _check(
         for cache in (c_kv, k_pe):
             latents.append(normal(row.seq_len, cache.shape[-1]))
             for t, value in enumerate(latents[-1].to(device)):
-                cache[row.blocks[t // sizes.block_size], t % sizes.block_size] = value
+                if t >= sizes.first(row.context):
+                    cache[row.block(t // sizes.block_size), t % sizes.block_size] = value
 
     batch = make_batch(
         rows, num_decodes=lengths.num_decodes, block_size=sizes.block_size, device=device
@@ -111,10 +123,12 @@ def _check(
         batch.token_pages(TOKENS),
         batch,
         SCALE,
+        window=None if sizes.window is None else sizes.window.size,
+        chunked=sizes.window is not None and sizes.window.chunked,
     )
     assert out.dtype == dtype
     inputs = (q_nope, q_pe, w_uk, w_uv, *latents)
-    assert_right(out, lambda *parts: _definition(rows, *parts), *inputs)
+    assert_right(out, lambda *parts: _definition(sizes, rows, *parts), *inputs)
 
 
 @bounded(30)
@@ -157,12 +171,14 @@ def test_few_queries_on_many_latents_are_absorbed_and_many_on_few_expanded() -> 
 
 @pytest.mark.parametrize("form", [True, False], ids=["expanded", "absorbed"])
 @pytest.mark.parametrize("lengths", [((0, 1),), ((0, 20),), ((30, 2),), ((4, 30), (19, 1))])
+@pytest.mark.parametrize("window", [None, Window(5)])
 def test_either_form_is_right_everywhere(
     monkeypatch: pytest.MonkeyPatch,
     device: str,
     dtype: torch.dtype,
     form: bool,
     lengths: tuple[tuple[int, int], ...],
+    window: Window | None,
 ) -> None:
     monkeypatch.setattr(reference, "expanding_is_cheaper", lambda *_: form)
-    _check(Ragged(lengths, 0), dtype, device)
+    _check(Ragged(lengths, 0), dtype, device, replace(PLAIN, window=window))

@@ -82,19 +82,32 @@ def test_odd_sizes(device: str, dtype: torch.dtype, hidden: int, inner: int) -> 
 
 
 def _gated(values: Tensor, gating: str, alpha: float, limit: float) -> Tensor:
-    if gating == "clamped":
-        gate = torch.minimum(values[0::2], torch.tensor(limit))
-        up = values[1::2].clamp(-limit, limit)
+    if gating.startswith("clamped"):
+        gate, up = values.chunk(2) if gating.endswith("halves") else (values[0::2], values[1::2])
+        gate, up = torch.minimum(gate, torch.tensor(limit)), up.clamp(-limit, limit)
         return gate / (1 + torch.exp(-alpha * gate)) * (up + 1)
     gate, up = values.chunk(2)
-    if gating == "silu":
+    if gating.endswith("by turns"):
+        gate, up = values[0::2], values[1::2]
+    if gating.startswith("bent"):
+        bent = alpha * torch.tanh(gate / alpha) / (1 + torch.exp(-gate))
+        return bent * limit * torch.tanh(up / limit)
+    if gating == "limited":
+        gate, up = torch.minimum(gate, torch.tensor(limit)), up.clamp(-limit, limit)
+    if gating.startswith(("silu", "limited")):
         return gate * torch.sigmoid(gate) * up
     cube = gate + 0.044715 * gate**3  # GELU by tanh, arXiv 1606.08415
     return 0.5 * gate * (1 + torch.tanh((2 / torch.pi) ** 0.5 * cube)) * up
 
 
 @pytest.mark.parametrize("biased", [False, True], ids=["plain", "biased"])
-@pytest.mark.parametrize("gating", ["silu", "gelu_pytorch_tanh", "clamped"])
+@pytest.mark.parametrize(
+    "gating",
+    [
+        *("silu", "gelu_pytorch_tanh", "silu by turns", "bent by turns"),
+        *("clamped", "clamped halves", "limited"),
+    ],
+)
 @pytest.mark.parametrize("tokens", [40, 200])  # few and many, which a GPU treats unlike
 def test_gates_and_biases(
     device: str, dtype: torch.dtype, tokens: int, gating: Gating, biased: bool

@@ -12,23 +12,35 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import hybridrt.kernels
 from hybridrt.kernels import op as kernels_op
+from hybridrt.kernels.entry_attention import entry_attention
 from hybridrt.kernels.moe import stacked_moe_experts
+from hybridrt.kernels.pool_chunks import pool_chunks
 from hybridrt.kernels.recent_inputs import recent_inputs
+from hybridrt.kernels.reference.entries import EntryGrid
+from hybridrt.kernels.select_entries import select_entries
 from hybridrt.kernels.ssd import ssd
-from tests.harness.batches import Row, make_batch, pages_of
+from tests.harness.batches import TOKENS, Row, make_batch, pages_of
 from tests.harness.bench import Bench, Setting, random_tokens
 from tests.harness.graphs import QUIET, Graphs, calls, writes
 from tests.harness.layer_rows import BY_REASON
 
 WRITTEN: dict[str, set[str]] = {
+    "average_blocks": {"cache"},
     "causal_conv1d": {"conv_state"},
+    "entry_attention": set(),
     "gated_delta_rule": {"ssm_state"},
     "linear_recurrence": {"state"},
     "mla_attention": set(),
     "paged_attention": set(),
+    "pool_chunks": set(),
     "recent_inputs": {"state"},
+    "relative_attention": set(),
+    "select_blocks": set(),
+    "select_entries": set(),
+    "select_peak_blocks": set(),
     "select_tokens": set(),
     "selective_scan": {"ssm_state"},
+    "sparse_attention": set(),
     "sparse_mla_attention": set(),
     "ssd": {"ssm_state"},
     "stacked_moe_experts": set(),
@@ -42,8 +54,16 @@ LAYERS = {
     "window": ("attention, wide window, small values, sinks", Setting(4, 2, "NHD")),
     "int8": ("attention", Setting(4, 2, kv_cache_dtype="int8")),
     "fp8": ("attention", Setting(4, 2, kv_cache_dtype="fp8_e4m3")),
+    "selected blocks": ("gated attention to selected blocks", Setting(4, 2)),
+    "selected blocks, int8": (
+        "gated attention to selected blocks",
+        Setting(4, 2, kv_cache_dtype="int8"),
+    ),
+    "blocks by their best": ("attention to blocks by their best", Setting(4, 2)),
     "MLA": ("MLA", Setting(4, 2)),
     "MLA, fp8": ("MLA", Setting(4, 2, kv_cache_dtype="fp8_e4m3")),
+    "profiles": ("profiles of distances, window", Setting(4, 2)),
+    "profiles, int8": ("profiles of distances", Setting(4, 2, kv_cache_dtype="int8")),
     "sparse MLA": ("sparse MLA", Setting(4, 2)),
     "sparse MLA, fp8": ("sparse MLA", Setting(4, 2, kv_cache_dtype="fp8_e4m3")),
     "Mamba-1": ("Mamba-1", Setting(state_backend="numba")),
@@ -53,7 +73,7 @@ LAYERS = {
     "RG-LRU": ("RG-LRU", Setting()),
     "gated delta net": ("gated delta net", Setting()),
 }
-"""Layers whose kernels are every op with a cache, with all kinds of caches."""
+"""Layers of one cache whose kernels are every op with a cache, with all kinds of caches."""
 
 
 class _Recorder(TorchDispatchMode):
@@ -106,8 +126,10 @@ def test_every_op_declares_what_it_writes() -> None:
 
 def test_every_op_with_a_cache_is_among_these_layers() -> None:
     called = {op._schema.name for name in LAYERS for op, _ in _through_ops(name)[2].calls}
-    without = {"stacked_moe_experts", "stacked_relu2_experts", "recent_inputs"}
-    assert called == {f"hybridrt::{name}" for name in WRITTEN.keys() - without}
+    without_cache = {"stacked_moe_experts", "stacked_relu2_experts"}
+    tested_below = {"recent_inputs", "pool_chunks", "select_entries", "entry_attention"}
+    others = WRITTEN.keys() - without_cache - tested_below
+    assert called == {f"hybridrt::{name}" for name in others}
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -148,6 +170,34 @@ def test_the_op_of_recent_inputs_passes_them_too(monkeypatch: pytest.MonkeyPatch
     assert torch.equal(*states)
     ((op, args),) = recorder.calls
     _check(op, args)
+
+
+def test_the_ops_of_entries_pass_them_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The layers that call them have several caches; models compile those."""
+    batch = make_batch([Row(6, 1, [1]), Row(4, 3, [0])], num_decodes=1, block_size=8)
+    pages, grid = batch.token_pages(TOKENS), EntryGrid(2, 8)
+    q, weights, sinks = torch.randn(4, 3, 6), torch.rand(4, 3), torch.randn(3)
+    kv, entries = torch.randn(2, 8, 6), torch.randn(2, 4, 6)
+    inputs, bias = torch.randn(2, 8, 24), torch.randn(2, 12)
+    seen = (q, kv, pages, entries, pages, grid, batch, 0.4, 8)
+
+    def results() -> list[Tensor]:
+        selected = select_entries(q, weights, entries, pages, grid, batch, 2)
+        return [
+            selected,
+            entry_attention(*seen),
+            entry_attention(*seen, sinks, selected),
+            pool_chunks(inputs, bias, pages, batch, False),
+            pool_chunks(inputs, bias, pages, batch, True),
+        ]
+
+    plain = results()
+    monkeypatch.setattr(kernels_op, "is_compiling", lambda: True)
+    with _Recorder() as recorder:
+        assert all(torch.equal(a, b) for a, b in zip(plain, results(), strict=True))
+    assert len(recorder.calls) == len(plain)
+    for op, args in recorder.calls:
+        _check(op, args)
 
 
 @QUIET

@@ -100,7 +100,7 @@ def test_selection_in_extreme_batches(device: str, lengths: Ragged) -> None:
 def test_lots_of_a_few_queries_select_the_same(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(select_reference, "_MOST_SCORES", 100)
+    monkeypatch.setattr(select_reference, "MOST_SCORES", 100)
     _check_selection(Ragged(((9, 1), (3, 17), (0, 20)), 1), 5, device, 0)
 
 
@@ -115,7 +115,9 @@ def _selections(case: Case, top_k: int, seed: int) -> Tensor:
     return torch.tensor(lists, dtype=torch.int32)
 
 
-def _check_attention(lengths: Ragged, top_k: int, device: str, seed: int) -> None:
+def _check_attention(
+    lengths: Ragged, top_k: int, device: str, seed: int, sinks: Tensor | None = None
+) -> None:
     case = _case(lengths, RANK + ROPE, device, seed)
     draw = torch.Generator().manual_seed(seed + 1)
     q = torch.randn(case.num_tokens, HEADS, NOPE + ROPE, generator=draw)
@@ -133,6 +135,7 @@ def _check_attention(lengths: Ragged, top_k: int, device: str, seed: int) -> Non
         case.batch.token_pages(TOKENS),
         case.batch,
         SCALE,
+        sinks=None if sinks is None else sinks.to(device),
     )
     right = torch.empty(case.num_tokens, HEADS, V, dtype=torch.float64)
     token = 0
@@ -143,7 +146,10 @@ def _check_attention(lengths: Ragged, top_k: int, device: str, seed: int) -> Non
             )
             for head in range(HEADS):
                 k = torch.cat([c_kv @ w_uk[head].double().t(), k_pe], dim=-1)
-                weights = (k @ q[token, head].double() * SCALE).softmax(0)
+                scores = k @ q[token, head].double() * SCALE
+                if sinks is not None:
+                    scores = torch.cat([scores, sinks[head : head + 1]])
+                weights = scores.softmax(0)[: len(k)]
                 right[token, head] = weights @ (c_kv @ w_uv[head].double().t())
             token += 1
     assert_close(out, right)
@@ -164,6 +170,12 @@ def test_attention_to_what_was_selected(
 @pytest.mark.parametrize("lengths", EXTREMES, ids=str)
 def test_attention_in_extreme_batches(device: str, lengths: Ragged) -> None:
     _check_attention(lengths, 4, device, 0)
+
+
+@pytest.mark.parametrize("lengths", EXTREMES, ids=str)
+@pytest.mark.parametrize("top_k", [4, 100])
+def test_sinks_join_the_softmax(device: str, lengths: Ragged, top_k: int) -> None:
+    _check_attention(lengths, top_k, device, 0, torch.tensor([0.5, 3.0, -1.0]))
 
 
 def test_lots_of_a_few_queries_attend_the_same(

@@ -16,7 +16,8 @@ from hybridrt.layers.token_cached import TokenCached
 from hybridrt.models.hybrid_stack import Config, Model
 from tests.harness.batches import TOKENS, Row, make_batch
 from tests.harness.bench import POISON, random_tokens
-from tests.harness.layer_rows import HIDDEN, randomise
+from tests.harness.random_weights import randomise
+from tests.harness.small_layers import HIDDEN
 
 SIZES = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6}
 CONFIG = AttentionConfig(hidden_size=HIDDEN, **SIZES)

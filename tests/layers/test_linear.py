@@ -7,7 +7,7 @@ from torch.nn.functional import silu
 
 from hybridrt.layers.linear import FusedLinear, Linear
 from hybridrt.layers.mlp import MLP
-from tests.harness.layer_rows import randomise
+from tests.harness.random_weights import randomise
 from tests.harness.tolerance import assert_close, assert_right
 
 PARTS = {"q_proj": 12, "k_proj": 5, "v_proj": 1}

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from hybridrt.layers.moe import MoE, MoEConfig, Router
-from tests.harness.layer_rows import randomise
+from tests.harness.random_weights import randomise
 from tests.harness.tolerance import FLOAT32, assert_close
 
 HIDDEN, EXPERTS, TOP_K = 24, 12, 3

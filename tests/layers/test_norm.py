@@ -6,10 +6,12 @@ from torch import Tensor
 
 from hybridrt.layers.norm import (
     GatedRMSNorm,
+    GroupedOffsetRMSNorm,
     LayerNorm,
     OffsetLayerNorm,
     OffsetRMSNorm,
     RMSNorm,
+    SelfGatedRMSNorm,
     UnbiasedLayerNorm,
 )
 from tests.harness.tolerance import assert_right, assert_small_rms_ratio
@@ -44,6 +46,39 @@ def test_offset_rms_norm(dtype: torch.dtype) -> None:
     out = norm(x)
     assert out.dtype == dtype
     assert_right(out, lambda x, w: _rms_norm(x, 1 + w, 0.5), x, weight)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_self_gated_rms_norm(dtype: torch.dtype) -> None:
+    norm = SelfGatedRMSNorm(33, 0.5, 4)
+    norm.norm.weight.data = weight = _normal(33, seed=0, dtype=dtype)
+    norm.down.weight.data = down = _normal(4, 33, seed=1, dtype=dtype) / 10
+    norm.up.weight.data = up = _normal(33, 4, seed=2, dtype=dtype) / 10
+    x = _normal(2, 50, 33, seed=3, dtype=dtype)
+
+    def right(x: Tensor, weight: Tensor, down: Tensor, up: Tensor) -> Tensor:
+        y = _rms_norm(x, weight, 0.5)
+        inner = y @ down.t()
+        return y * torch.sigmoid((inner * torch.sigmoid(inner)) @ up.t())
+
+    out = norm(x)
+    assert out.dtype == dtype
+    assert_right(out, right, x, weight, down, up)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_offset_rms_norm_of_groups(dtype: torch.dtype) -> None:
+    norm = GroupedOffsetRMSNorm(36, 0.5, 3)
+    norm.weight.data = weight = _normal(36, seed=0, dtype=dtype)
+    x = _normal(2, 50, 36, seed=1, dtype=dtype)
+    out = norm(x)
+    assert out.dtype == dtype
+
+    def right(x: Tensor, w: Tensor) -> Tensor:
+        parts = zip(x.chunk(3, dim=-1), w.chunk(3), strict=True)
+        return torch.cat([_rms_norm(part, 1 + own, 0.5) for part, own in parts], dim=-1)
+
+    assert_right(out, right, x, weight)
 
 
 def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor | float, eps: float) -> Tensor:
@@ -84,8 +119,10 @@ def test_rms_norm_takes_a_float32_stream_into_the_models_dtype() -> None:
     assert_small_rms_ratio(out, _rms_norm(x.double(), weight.double(), 1e-6))
 
 
-def _gated(x: Tensor, z: Tensor, weight: Tensor, groups: int, before: bool) -> Tensor:
-    gate = z * torch.sigmoid(z)
+def _gated(
+    x: Tensor, z: Tensor, weight: Tensor, groups: int, before: bool, by: str = "silu"
+) -> Tensor:
+    gate = torch.sigmoid(z) * (z if by == "silu" else 1)
     y = x if before else x * gate
     parts = [
         part / torch.sqrt((part * part).mean(-1, keepdim=True) + 1e-5)
@@ -105,6 +142,15 @@ def test_gated_rms_norm(groups: int, before: bool, dtype: torch.dtype) -> None:
     out = norm(x, z)
     assert out.dtype == dtype
     assert_right(out, lambda x, z, w: _gated(x, z, w, groups, before), x, z, weight)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gated_rms_norm_with_a_sigmoid(dtype: torch.dtype) -> None:
+    norm = GatedRMSNorm(60, 1e-5, 2, True, gate="sigmoid")
+    norm.weight.data = weight = _normal(60, seed=0, dtype=dtype)
+    x, z = (_normal(50, 60, seed=seed, dtype=dtype) for seed in (1, 2))
+    out = norm(x, z)
+    assert_right(out, lambda x, z, w: _gated(x, z, w, 2, True, "sigmoid"), x, z, weight)
 
 
 def test_gated_rms_norm_gives_the_dtype_of_the_gate() -> None:

@@ -23,7 +23,8 @@ from hybridrt.layers.lightning_attention import LightningAttention, LightningAtt
 from hybridrt.layers.linear import FusedLinear
 from hybridrt.layers.short_conv import ShortConv, ShortConvConfig
 from tests.harness.bench import Bench, Setting, random_tokens
-from tests.harness.layer_rows import BY_REASON, HIDDEN, LayerRow
+from tests.harness.layer_rows import BY_REASON, LayerRow
+from tests.harness.small_layers import HIDDEN
 from tests.harness.tolerance import assert_close, rms
 
 ROWS = [

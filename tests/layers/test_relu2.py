@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from hybridrt.kernels.relu2_moe import relu2_experts
 from hybridrt.layers.moe import MoEConfig
 from hybridrt.layers.relu2 import Relu2Experts, Relu2MLP, Relu2MoE
-from tests.harness.layer_rows import randomise
+from tests.harness.random_weights import randomise
 from tests.harness.tolerance import assert_close
 
 SIZES = MoEConfig(

@@ -5,7 +5,8 @@ from torch.nn.functional import gelu
 
 from hybridrt.layers.rg_lru import RecurrentBlock
 from tests.harness.bench import alone, random_tokens
-from tests.harness.layer_rows import BY_REASON, randomise
+from tests.harness.layer_rows import BY_REASON
+from tests.harness.random_weights import randomise
 from tests.harness.tolerance import assert_close
 
 

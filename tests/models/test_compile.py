@@ -37,6 +37,9 @@ def _decode(name: str, graphs: Graphs | None) -> tuple[list[Any], Tensor]:
         "hybrid_stack-every-mixer",
         "hybrid_stack-every-state-between-attention",
         "mistral_large4-shared-latents-and-selections",
+        "deepseek_v4-every-kind-of-layer",
+        "qwen4_exp_text-n-grams-in-two-layers",
+        "minimax_m3_vl_text-three-blocks-of-four-tokens",
     ],
 )
 def test_tokens_and_every_byte_of_the_pool_are_the_same(

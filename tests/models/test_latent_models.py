@@ -90,6 +90,20 @@ def _wrong(name: str, change: dict[str, Any]) -> str:
         ),
         ("longcat_flash-no-expert-costs-nothing", {"head_dim": 12}, "head_dim=12 should be 8"),
         ("longcat_flash-no-expert-costs-nothing", {"router_bias": True}, "router_bias=True"),
+        ("hy_v4-two-layers-of-four-select", {"indexer_types": ["full"]}, "of 4 layers"),
+        (
+            "hy_v4-two-layers-of-four-select",
+            {"indexer_types": ["shared", "full", "full", "full"]},
+            "the first 'full'",
+        ),
+        ("hy_v4-two-layers-of-four-select", {"swiglu_limit": 0.0}, "swiglu_limit=0.0"),
+        ("axk2-grouped-routing", {"topk_group": None}, "should both be set"),
+        ("dots3_note_text-as-published", {"moe_layer_freq": [1]}, "moe_layer_freq has 1 entries"),
+        (
+            "dots3_note_text-all-three-kinds",
+            {"per_layer_config": {"1": {"index_topk": 4}}},
+            "LayerSizes.index_topk=4: there is no such field",
+        ),
         # The oracle has one place for latents with positions, and the last layer that stores.
         (SHARING, {"kv_source_layers": [0, 0, 0, 0]}, "kv_source_layers[1]=0 should be 1"),
         (SHARING, {"kv_source_layers": [0, 1, 0, 2]}, "kv_source_layers[3]=2 should be 3"),
@@ -97,6 +111,42 @@ def _wrong(name: str, change: dict[str, Any]) -> str:
 )
 def test_refused_by_name(name: str, change: dict[str, Any], words: str) -> None:
     assert words in _wrong(name, change)
+
+
+def test_a_kind_of_layers_has_one_rotary_embedding() -> None:
+    config = read_config(tiny_checkpoint("dots3_note_text-all-three-kinds"))
+    model = model_class(config)
+    unlike = {"per_layer_config": {"3": {"qk_rope_head_dim": 4}}}
+    with pytest.raises(ValueError, match=r"per_layer_config\[3\].qk_rope_head_dim=4 should be 8"):
+        model(model.Config.from_json({**config, **unlike}))
+
+
+def test_published_dots3_note_has_the_text_models_keys_beside_the_others() -> None:
+    published = {
+        "model_type": "dots3_note",
+        "vocab_size": 131,
+        "hidden_size": 48,
+        "num_hidden_layers": 6,
+        "moe_layer_freq": 1,
+        "rope_theta": 7e6,
+        "vision_config": {"embed_dim": 16},
+        "audio_config": {"whisper_adapter_in_dim": 16},
+    }
+    config: Any = model_class(published).Config.from_json(published)
+    assert config.layer_types == [
+        *["indexed_attention"] * 2,
+        *["sliding_attention"] * 3,
+        "indexed_attention",
+    ]
+    assert config.mlp_layer_types == ["dense", *["sparse"] * 5]
+    thetas = {kind: rope.rope_theta for kind, rope in config.rope_parameters.items()}
+    assert thetas == {
+        "full_attention": 7e6,
+        "indexed_attention": 7e6,
+        "sliding_attention": 50_000,
+    }
+    sizes = config.mla(2)
+    assert (sizes.num_attention_heads, sizes.qk_rope_head_dim, sizes.kv_lora_rank) == (64, 64, 1024)
 
 
 def test_mistral4_is_the_text_model_of_mistral3(tmp_path: Path) -> None:

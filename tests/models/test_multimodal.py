@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hybridrt import LLM, SamplingParams, models
-from hybridrt.models import llama, model_class
+from hybridrt.models import lfm2, llama, model_class
 from hybridrt.models.multimodal import text_config
 from tests.oracle import tiny_checkpoint
 
@@ -89,6 +89,15 @@ def test_the_class_is_found_by_either_type(outer: str, inner: str | None) -> Non
     part = {"model_type": inner} if inner else {}
     found = model_class({"model_type": outer, "text_config": part})
     assert found is (llama.Model if outer == "plain_text" else Spoken)
+
+
+@pytest.mark.parametrize("whole", ["lfm2_vl", "lfm2-vl"])  # in transformers, and before
+@pytest.mark.parametrize("key", ["tie_word_embeddings", "tie_embedding"])
+def test_lfm2_with_images_in_either_spelling(whole: str, key: str) -> None:
+    part = {"model_type": "lfm2", "vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 1}
+    config = {"model_type": whole, "text_config": part, key: False}
+    assert model_class(config) is lfm2.Model
+    assert not lfm2.Config.from_json(text_config(config)).tie_word_embeddings
 
 
 def test_a_whole_that_its_text_model_does_not_name_is_refused() -> None:

@@ -161,3 +161,22 @@ ARCEE = rows(
     row("odd sizes", **_ODD),
     row("legacy config", layout="legacy"),
 )
+
+_LLAMA3 = rope(
+    "llama3",
+    factor=8.0,
+    original_max_position_embeddings=32,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+)
+
+APERTUS = rows(
+    "apertus",
+    {key: value for key, value in _PLAIN.items() if key != "head_dim"},
+    row("grouped heads"),
+    row("biases tied", attention_bias=True, tie_word_embeddings=True),
+    row("large eps and base", rms_norm_eps=0.5, rope_parameters=_SHORT_WAVES),
+    row("one key head llama3 rope", num_key_value_heads=1, rope_parameters=_LLAMA3),
+    row("odd sizes", **_ODD_SQUARE, rope_parameters=_LINEAR),
+    row("legacy config", layout="legacy", rope_parameters=_LLAMA3),
+)

@@ -13,8 +13,14 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tests.oracle.auto_classes import TINY_VISION
-from tests.oracle.layouts import add_layer, cut_convolutions, nest, release_axk1
+from tests.oracle.auto_classes import OTHER_PARTS
+from tests.oracle.layouts import (
+    add_layer,
+    cut_convolutions,
+    nest,
+    release_axk1,
+    release_deepseek_v4,
+)
 from tests.oracle.legacy import rewrite_config
 from tests.oracle.random_weights import randomise
 from tests.oracle.rows import Tiny
@@ -57,6 +63,8 @@ def tiny_checkpoint(name: str, dtype: str = "float32") -> Path:
         cut_convolutions(path / "model.safetensors")
     if row.layout == "A.X-K1":
         release_axk1(path / "model.safetensors")
+    if row.layout == "DeepSeek-V4":
+        release_deepseek_v4(path)
     if row.layout == "multimodal":
         nest(path, row.model_type.removesuffix("_text"))
     return path
@@ -65,11 +73,16 @@ def tiny_checkpoint(name: str, dtype: str = "float32") -> Path:
 def random_model(row: Tiny) -> Any:
     """The row's model in transformers."""
     fields = copy.deepcopy(dict(row.config))
-    if row.model_type in TINY_VISION:
-        fields = {"text_config": fields, "vision_config": TINY_VISION[row.model_type]}
+    if row.model_type in OTHER_PARTS:
+        tied = {k: fields.pop(k) for k in ("tie_word_embeddings",) if k in fields}
+        parts: dict[str, Any] = copy.deepcopy(dict(OTHER_PARTS[row.model_type]))
+        if "text_hidden_size" in parts["vision_config"]:
+            parts["vision_config"]["text_hidden_size"] = fields["hidden_size"]
+        fields = {"text_config": fields, **tied, **parts}
     config = AutoConfig.for_model(row.model_type, **fields)
-    config.get_text_config().eos_token_id = None
-    config.eos_token_id = None
+    # A token that ends outputs, but for a row in which it has an effect of its own.
+    config.get_text_config().eos_token_id = row.config.get("eos_token_id")
+    config.eos_token_id = row.config.get("eos_token_id")
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     randomise(model, row.name)
     return model

@@ -1,4 +1,4 @@
-"""Rows of Gemma, Gemma 2, VaultGemma, Gemma 3 and Gemma 4."""
+"""Rows of Gemma, Gemma 2, VaultGemma, Gemma 3, Gemma 4 and its unified kin."""
 
 from typing import Any
 
@@ -158,4 +158,25 @@ GEMMA4 = rows(
         use_bidirectional_attention="vision",
     ),
     row("within a multimodal checkpoint", layout="multimodal", **_EXPERTS, num_kv_shared_layers=2),
+)
+
+_UNIFIED: dict[str, Any] = {k: v for k, v in _GEMMA4.items() if "per_layer_input" not in k}
+
+GEMMA4_UNIFIED_TEXT = rows(
+    "gemma4_unified_text",
+    _UNIFIED,
+    row("two heads of two sizes"),
+    row("values from keys", attention_k_eq_v=True, num_global_key_value_heads=1),
+    row("caches shared wide MLPs", num_kv_shared_layers=2, use_double_wide_mlp=True),
+    row("soft cap untied", final_logit_softcapping=8.0, tie_word_embeddings=False),
+    row("few pairs turn slowly", rope_parameters=_turning(0.4, factor=3.0), attention_bias=True),
+    row("layers as published", layer_types=None, num_hidden_layers=7, rms_norm_eps=0.1),
+    row("odd sizes", **{**_ODD, "num_hidden_layers": 5}, global_head_dim=22),
+)
+
+GEMMA4_UNIFIED = rows(
+    "gemma4_unified",
+    {**_UNIFIED, "pad_token_id": 0},
+    row("beside images and sounds"),
+    row("untied values from keys", tie_word_embeddings=False, attention_k_eq_v=True),
 )

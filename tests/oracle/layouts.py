@@ -18,6 +18,34 @@ def release_axk1(path: Path) -> None:
     save_file(kept, path, metadata={"format": "pt"})
 
 
+def release_deepseek_v4(path: Path) -> None:
+    """Spells names and keys as the release does; adds a layer that predicts a further token."""
+    config = json.loads((path / "config.json").read_text())
+    for key in ("compress_rates", "mlp_layer_types", "partial_rotary_factor"):
+        del config[key]
+    ratios = {"sliding": 0, "compressed": 4, "heavily": 128}
+    types = [layer_type.partition("_")[0] for layer_type in config.pop("layer_types")]
+    stretched = config.pop("rope_parameters")["compress"]
+    names = ("factor", "original_max_position_embeddings")
+    config |= {
+        "compress_ratios": [*(ratios[of] for of in types), 0],
+        "num_hash_layers": 1,
+        "rope_scaling": {"type": "yarn", **{name: stretched[name] for name in names}},
+        "topk_method": "noaux_tc",
+        "torch_dtype": config.pop("dtype"),
+    }
+    (path / "config.json").write_text(json.dumps(config, indent=2))
+    tensors: dict[str, torch.Tensor] = {}
+    for name, tensor in load_file(path / "model.safetensors").items():
+        name = name.removeprefix("model.")
+        name = re.sub(r"^hc_head\.hc_", "hc_head_", name)
+        name = name.replace("embed_tokens.", "embed.").replace("attn.norm.", "attn.kv_norm.")
+        tensors[name] = tensor
+        if name.startswith("layers.0."):
+            tensors[name.replace("layers.0.", "mtp.0.")] = tensor.clone()
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+
+
 def add_layer(path: Path, layer: int) -> None:
     """Adds a layer beyond the last, which predicts a further token."""
     tensors = load_file(path)

@@ -4,7 +4,7 @@ from typing import Any
 
 from tests.oracle.rows import ATTENTION, SIZES, rope, row, rows
 
-_DELTA_NET: dict[str, Any] = {
+DELTA_NET: dict[str, Any] = {
     **SIZES,
     **ATTENTION,
     "head_dim": 16,
@@ -14,13 +14,13 @@ _DELTA_NET: dict[str, Any] = {
     "linear_value_head_dim": 8,
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
 }
-_MOE: dict[str, Any] = {
+MOE: dict[str, Any] = {
     "moe_intermediate_size": 24,
     "shared_expert_intermediate_size": 40,
     "num_experts": 8,
     "num_experts_per_tok": 3,
 }
-_ODD: dict[str, Any] = {
+ODD: dict[str, Any] = {
     "hidden_size": 45,
     "num_attention_heads": 3,
     "num_key_value_heads": 1,
@@ -44,7 +44,7 @@ _ATTENTION_FIRST: dict[str, Any] = {
 
 QWEN3_NEXT = rows(
     "qwen3_next",
-    {**_DELTA_NET, **_MOE},
+    {**DELTA_NET, **MOE},
     row("attention in the middle"),
     row("attention in every fourth layer tied", **_ATTENTION_LAST),
     row("attention first and last large eps", **_ATTENTION_FIRST),
@@ -54,12 +54,12 @@ QWEN3_NEXT = rows(
     row("weights not normalised", norm_topk_prob=False, num_experts_per_tok=1),
     row("a key head for all", linear_num_key_heads=1, rope_parameters=rope("linear", factor=3.0)),
     row("all of each head rotated", rope_parameters=rope("default", partial_rotary_factor=1.0)),
-    row("odd sizes", **_ODD, moe_intermediate_size=11, shared_expert_intermediate_size=13),
+    row("odd sizes", **ODD, moe_intermediate_size=11, shared_expert_intermediate_size=13),
     row("stacked experts", layout="stacked"),
     row("legacy config", layout="legacy", **_ATTENTION_LAST),
 )
 
-_MROPE = rope(
+MROPE = rope(
     "default",
     partial_rotary_factor=0.5,
     mrope_section=[2, 1, 1],
@@ -69,24 +69,24 @@ _MROPE = rope(
 
 QWEN3_5 = rows(
     "qwen3_5_text",
-    _DELTA_NET,
+    DELTA_NET,
     row("attention in the middle"),
     row("attention in every fourth layer tied", **_ATTENTION_LAST),
     row("attention first and last large eps", **_ATTENTION_FIRST),
     row("attention only with biases", layer_types=["full_attention"] * 3, attention_bias=True),
     row("a key head for all", linear_num_key_heads=1, linear_conv_kernel_dim=2),
-    row("multimodal rope", rope_parameters=_MROPE),
-    row("odd sizes", **_ODD),
-    row("within a multimodal checkpoint", layout="multimodal", rope_parameters=_MROPE),
+    row("multimodal rope", rope_parameters=MROPE),
+    row("odd sizes", **ODD),
+    row("within a multimodal checkpoint", layout="multimodal", rope_parameters=MROPE),
 )
 
 QWEN3_5_MOE = rows(
     "qwen3_5_moe_text",
-    {**_DELTA_NET, **_MOE},
+    {**DELTA_NET, **MOE},
     row("attention in the middle"),
     row("attention in every fourth layer tied", **_ATTENTION_LAST),
     row("attention first and last large eps", **_ATTENTION_FIRST),
     row("one expert per token", num_experts_per_tok=1, linear_num_key_heads=4),
-    row("odd sizes", **_ODD, moe_intermediate_size=11, shared_expert_intermediate_size=13),
-    row("stacked experts", layout="stacked", rope_parameters=_MROPE),
+    row("odd sizes", **ODD, moe_intermediate_size=11, shared_expert_intermediate_size=13),
+    row("stacked experts", layout="stacked", rope_parameters=MROPE),
 )

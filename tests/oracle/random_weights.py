@@ -2,6 +2,7 @@
 
 import math
 import zlib
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 _COMPUTED = (
     *("inv_freq", "embed_scale", "normalizer"),
     *("slope_rate", "query_decay", "key_decay", "diagonal_decay"),
+    *("layer_multipliers", "ngram_heads_vocab_sizes", "ngram_heads_offsets"),
 )
 
 
@@ -18,7 +20,11 @@ def randomise(model: nn.Module, name: str) -> None:
     """Draws all weights, the same for the same name."""
     draw = torch.Generator().manual_seed(zlib.crc32(name.encode()))
     for tensor_name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        if not tensor_name.endswith(_COMPUTED):
+        if tensor_name.endswith("tid2eid"):  # the experts of each token, all of them unlike
+            config: Any = model.config
+            merit = torch.rand(len(tensor), config.n_routed_experts, generator=draw)
+            tensor.copy_(merit.argsort()[:, : tensor.shape[1]])
+        elif not tensor_name.endswith(_COMPUTED):
             tensor.copy_(_weights(tensor_name, tensor, draw))
 
 
@@ -42,13 +48,19 @@ def _weights(name: str, like: Tensor, draw: torch.Generator) -> Tensor:
         return (uniform - 0.5) / 4 if parent.endswith("router") else -1 + 1.4 * uniform
     if leaf == "recurrent_param":  # memories from two tokens to hundreds
         return -7 + 5 * uniform
-    if leaf in ("layer_scalar", "scale", "per_expert_scale"):  # Gemma 4
+    if leaf in ("layer_scalar", "scale", "per_expert_scale", "global_scale"):
         return 0.5 + uniform
+    if leaf in ("beta", "eps"):  # xIELU: how much of the input is added, and a threshold
+        return 0.3 + 0.4 * uniform if leaf == "beta" else -0.1 - 0.5 * uniform
     if leaf == "balancing_biases":
         # transformers writes -1 over the last one, of no expert, when it loads a checkpoint.
         return torch.cat([-1.6 + 1.2 * uniform[:-1], torch.tensor([-1.0])])
     if leaf.endswith(("states_scale", "residual_scale")):
         return 0.5 + uniform
+    if leaf == "query":  # of blocks, which are divided by the root of their size
+        return 1.5 * normal
+    if leaf == "static_weight":  # taps of a convolution
+        return normal * 1.5 / math.sqrt(len(like))
     if leaf == "D":
         return normal
     if name.endswith("softmax_scaling.scale"):

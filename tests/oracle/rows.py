@@ -14,6 +14,7 @@ Layout = Literal[
     "multimodal",
     "convolutions by part",
     "A.X-K1",
+    "DeepSeek-V4",
 ]
 
 
@@ -32,7 +33,8 @@ class Tiny:
             `text_config` and `language_model` of a larger one, beside a tensor for images,
             `convolutions by part` has those of queries, keys and values apart, where
             transformers saves three equal parts of all their channels, `A.X-K1` has no bias of
-            the choice of experts, and the norm behind them in dense layers too.
+            the choice of experts, and the norm behind them in dense layers too, `DeepSeek-V4`
+            has the release's names and keys, and a layer that predicts a further token.
         prompt_lengths: of the prompts of one batch. 41 is more than one prefill chunk.
         stepwise: a longer sequence gives other logits at the positions before, so every
             output token needs a forward of its own to be judged by.

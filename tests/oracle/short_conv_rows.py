@@ -1,4 +1,4 @@
-"""Rows of LFM2, with and without experts, and LFM3."""
+"""Rows of LFM2, with and without experts, LFM3, and both as parts of larger models."""
 
 from typing import Any
 
@@ -40,6 +40,14 @@ LFM2 = rows(
     row("legacy config", layout="legacy"),
 )
 
+LFM2_VL = rows(
+    "lfm2_vl",
+    _LFM,
+    row("beside images"),
+    row("apart embeddings", tie_word_embeddings=False, conv_bias=True),
+    row("odd sizes", **_ODD, block_multiple_of=7),
+)
+
 LFM2_MOE = rows(
     "lfm2_moe",
     {
@@ -68,17 +76,19 @@ def _ropes(full: dict[str, Any], sliding: dict[str, Any]) -> dict[str, Any]:
 
 _MIXED = ["conv", "full_attention", "sliding_attention", "conv"]
 
+_LFM3: dict[str, Any] = {
+    **SIZES,
+    **ATTENTION,
+    "num_hidden_layers": 4,
+    "head_dim": 12,
+    "pad_token_id": None,
+    "sliding_window": 9,
+    "layer_types": _MIXED,
+}
+
 LFM3 = rows(
     "lfm3",
-    {
-        **SIZES,
-        **ATTENTION,
-        "num_hidden_layers": 4,
-        "head_dim": 12,
-        "pad_token_id": None,
-        "sliding_window": 9,
-        "layer_types": _MIXED,
-    },
+    _LFM3,
     row("full and sliding attention"),
     row("layers by default", num_hidden_layers=5, layer_types=None),
     row(
@@ -101,5 +111,13 @@ LFM3 = rows(
         conv_bias=True,
         rope_parameters=_ropes(rope("default"), rope("default")),
     ),
+    row("odd sizes", **_ODD, head_dim=10, sliding_window=5),
+)
+
+LFM3_VL = rows(
+    "lfm3_vl",
+    _LFM3,
+    row("beside images"),
+    row("apart embeddings", tie_word_embeddings=False, use_attention_gate=False),
     row("odd sizes", **_ODD, head_dim=10, sliding_window=5),
 )

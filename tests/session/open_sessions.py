@@ -13,10 +13,13 @@ EVERY_STATE = "hybrid_stack-every-state-between-attention"
 ATTENTION = "hybrid_stack-attention-alone"
 MAMBA = "mamba-tied-embeddings"
 DEEPSEEK = "deepseek_v3-grouped-routing"
+COMPRESSED = "deepseek_v4-every-kind-of-layer"
+INDEXED = "qwen4_exp_text-attention-only-with-biases"
+NGRAMS = "qwen4_exp_text-n-grams-in-two-layers"
 WINDOWS = "hybrid_stack-sliding-windows"
 CHUNKS = "hybrid_stack-chunked-attention"
 LONGROPE = "llama-longrope-long"
-MODELS = (EVERY_KIND, EVERY_STATE, ATTENTION, MAMBA, DEEPSEEK)
+MODELS = (EVERY_KIND, EVERY_STATE, ATTENTION, MAMBA, DEEPSEEK, COMPRESSED, INDEXED, NGRAMS)
 
 PROMPT = [3 + i * 7 % 50 for i in range(37)]
 OTHER = [5 + i * 11 % 40 for i in range(23)]

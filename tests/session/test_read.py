@@ -7,16 +7,19 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
-from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, rotate_half
 
 from hybridrt import LLM
 from tests.oracle.checkpoints import tiny_checkpoint
 from tests.session.open_sessions import (
     CHUNKS,
+    COMPRESSED,
     DEEPSEEK,
     EVERY_KIND,
     EVERY_STATE,
+    INDEXED,
     MAMBA,
+    NGRAMS,
     PROMPT,
     WINDOWS,
     open_llm,
@@ -99,6 +102,43 @@ def test_latents_and_their_rotated_part() -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_entries_of_compressed_tokens(page_size: int) -> None:
+    model = _oracle(COMPRESSED)
+    cache = model(torch.tensor([PROMPT]), use_cache=True).past_key_values
+    given = open_llm(COMPRESSED, page_size=page_size).session(PROMPT)
+    theirs = {
+        f"model.layers.{i}.self_attn.{name}": entries[0]
+        for i, layer in enumerate(cache.layers)
+        for name, entries in getattr(layer, "compressed_kv", {}).items()
+    }
+    assert len(theirs) == 5
+    ours = {layer.plan.name: layer.read() for layer in given.layers}
+    for name, entries in theirs.items():
+        torch.testing.assert_close(ours[name]["entries"], entries, **CLOSE)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_index_keys_of_tokens_and_of_the_blocks_that_they_end(page_size: int) -> None:
+    model = _oracle(INDEXED)
+    attention = [layer.self_attn for layer in model.model.layers]
+    given = _read(INDEXED, page_size=page_size)
+    for x, layer, ours in zip(_inputs(attention, model), attention, given, strict=True):
+        index = layer.indexer
+        expected, size = index.index_qk_proj(x)[:, -index.index_head_dim :], index.compress_ratio
+        whole = expected[: len(x) // size * size].unflatten(0, (-1, size)).mean(1)
+        ends = slice(size - 1, None, size)
+        cos, sin = (t[0] for t in _cos_sin(model))
+        keys = index.k_layernorm(whole)
+        rotated = keys[:, : cos.shape[-1]]
+        turned = rotated * cos[::size][: len(keys)]
+        turned += rotate_half(rotated) * sin[::size][: len(keys)]
+        expected[ends] = torch.cat([turned, keys[:, cos.shape[-1] :]], dim=-1)
+        torch.testing.assert_close(ours["k_index"], expected, **CLOSE)
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("name", [MAMBA, MAMBA2])
 def test_states_of_convolutions_and_recurrences(name: str) -> None:
     model = _oracle(name)
@@ -130,7 +170,9 @@ def test_windows_say_which_tokens_they_hold() -> None:
                 torch.testing.assert_close(given[key], whole[key][positions], **CLOSE)
 
 
-@pytest.mark.parametrize("name", [WINDOWS, CHUNKS, EVERY_KIND, EVERY_STATE, MAMBA, DEEPSEEK])
+@pytest.mark.parametrize(
+    "name", [WINDOWS, CHUNKS, EVERY_KIND, EVERY_STATE, MAMBA, DEEPSEEK, COMPRESSED, INDEXED, NGRAMS]
+)
 def test_the_same_however_the_tokens_came(name: str) -> None:
     llm = open_llm(name, page_size=8)
     with llm.session(PROMPT) as whole, llm.session() as pieces:

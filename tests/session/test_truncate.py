@@ -12,8 +12,10 @@ from tests.session.open_sessions import (
     DRAWN,
     EVERY_KIND,
     EVERY_STATE,
+    INDEXED,
     LONGROPE,
     MAMBA,
+    NGRAMS,
     PROMPT,
     WINDOWS,
     cold,
@@ -21,7 +23,18 @@ from tests.session.open_sessions import (
     open_llm,
 )
 
-NAMES = (ATTENTION, DEEPSEEK, WINDOWS, CHUNKS, EVERY_KIND, EVERY_STATE, MAMBA, LONGROPE)
+NAMES = (
+    ATTENTION,
+    DEEPSEEK,
+    WINDOWS,
+    CHUNKS,
+    EVERY_KIND,
+    EVERY_STATE,
+    MAMBA,
+    LONGROPE,
+    INDEXED,
+    NGRAMS,
+)
 
 
 @pytest.fixture(scope="module")
@@ -62,10 +75,10 @@ def test_cut_to_any_length_it_goes_on_as_a_cold_run_or_is_refused(
                 assert session.num_tokens == length
         assert whole.generate(DRAWN).outputs[0].token_ids == cold(name, PROMPT[:34], DRAWN)
     assert {34, 33, 30, 0} <= set(possible)
-    if recompute or name in (ATTENTION, DEEPSEEK):
+    if recompute or name in (ATTENTION, DEEPSEEK, INDEXED):
         assert len(possible) == 17
     if not recompute:
-        assert bool(nearest) == (name not in (ATTENTION, DEEPSEEK))
+        assert bool(nearest) == (name not in (ATTENTION, DEEPSEEK, INDEXED))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -18,16 +18,36 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
 }
 
-Gating = Literal["silu", "gelu", "gelu_pytorch_tanh", "clamped"]
-"""An activation of the first half, times the second half; or see `clamped_swiglu`."""
+Gating = Literal[
+    "silu",
+    "gelu",
+    "gelu_pytorch_tanh",
+    "clamped",
+    "clamped halves",
+    "limited",
+    "silu by turns",
+    "bent by turns",
+]
+"""An activation of the first half, times the second; or what `gated` has another function for."""
 
 
 def gated(
     gate_up: Float[Tensor, "*batch twice_inner"], gating: Gating, alpha: float, limit: float
 ) -> Float[Tensor, "*batch inner"]:
-    """`act(gate) * up`, where the gate is the first half; `clamped` has its own order."""
+    """`act(gate) * up`, where the gate is the first half.
+
+    In `clamped` and what is `by turns` gate and `up` take turns in the last axis, the gate first.
+    """
     if gating == "clamped":
         return clamped_swiglu(gate_up, alpha, limit)
+    if gating == "clamped halves":
+        return clamped_halves_swiglu(gate_up, alpha, limit)
+    if gating == "limited":
+        return limited_swiglu(gate_up, limit)
+    if gating == "bent by turns":
+        return bent_swiglu(gate_up, alpha, limit)
+    if gating == "silu by turns":
+        return F.silu(gate_up[..., 0::2]).mul_(gate_up[..., 1::2])
     gate, up = gate_up.chunk(2, dim=-1)
     return ACTIVATIONS[gating](gate).mul_(up)
 
@@ -40,5 +60,42 @@ def clamped_swiglu(
     The gate is at most `limit`, `up` within `-limit .. limit`. They take turns in the last
     axis, the gate first.
     """
-    gate, up = gate_up[..., 0::2].clamp(max=limit), gate_up[..., 1::2].clamp(-limit, limit)
+    return _clamped(gate_up[..., 0::2], gate_up[..., 1::2], alpha, limit)
+
+
+def clamped_halves_swiglu(
+    gate_up: Float[Tensor, "*batch twice_inner"], alpha: float, limit: float
+) -> Float[Tensor, "*batch inner"]:
+    """`clamped_swiglu`, where the gate is the first half (MiniMax-M3)."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return _clamped(gate, up, alpha, limit)
+
+
+def _clamped(
+    gate: Float[Tensor, "*batch inner"],
+    up: Float[Tensor, "*batch inner"],
+    alpha: float,
+    limit: float,
+) -> Float[Tensor, "*batch inner"]:
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     return gate * torch.sigmoid(alpha * gate) * (up + 1)
+
+
+def limited_swiglu(
+    gate_up: Float[Tensor, "*batch twice_inner"], limit: float
+) -> Float[Tensor, "*batch inner"]:
+    """`silu(gate) * up`, the gate at most `limit` and `up` within `-limit .. limit`."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate.clamp(max=limit)).mul_(up.clamp(-limit, limit))
+
+
+def bent_swiglu(
+    gate_up: Float[Tensor, "*batch twice_inner"], alpha: float, limit: float
+) -> Float[Tensor, "*batch inner"]:
+    """`bend(gate, alpha) * sigmoid(gate) * bend(up, limit)`, by turns, in float32 (Inkling 2).
+
+    `bend(x, cap)` is `cap * tanh(x / cap)`.
+    """
+    gate, up = gate_up[..., 0::2].float(), gate_up[..., 1::2].float()
+    bent = alpha * torch.tanh(gate / alpha) * torch.sigmoid(gate)
+    return (bent * limit * torch.tanh(up / limit)).to(gate_up.dtype)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Int, Int32, Shaped
+from jaxtyping import Bool, Int, Int32, Int64, Shaped
 from torch import Tensor
 
 from hybridrt.batch import Rows, TokenPages
@@ -112,6 +112,18 @@ def gather_row(
     """The tokens at some of the places of these kernel blocks."""
     row = movable(cache).transpose(0, 1)[:, blocks].flatten(1, 2)[:, places]
     return row if row.dtype == cache.dtype else row.view(cache.dtype)
+
+
+def gather_tokens(
+    cache: Shaped[Tensor, "blocks block_size *dims"],
+    table: Int32[Tensor, "queries max_blocks"],
+    positions: Int64[Tensor, "queries count"],
+) -> Shaped[Tensor, "queries count *dims"]:
+    """The tokens at each query's own positions, of the sequence whose blocks `table` has for it."""
+    block_size = cache.shape[1]
+    blocks = table.gather(1, positions // block_size)
+    found = movable(cache)[blocks, positions % block_size]
+    return found if found.dtype == cache.dtype else found.view(cache.dtype)
 
 
 def movable(cache: Shaped[Tensor, "*shape"]) -> Shaped[Tensor, "*shape"]:

@@ -6,12 +6,18 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Bool, Float, Float32, Shaped
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from hybridrt.batch import Prefill, Rows, TokenPages
-from hybridrt.kernels.reference.gather import blocks_for, decode_places, gather_row, gather_rows
+from hybridrt.kernels.reference.gather import (
+    EVERYTHING,
+    Reach,
+    blocks_for,
+    decode_places,
+    gather_row,
+    gather_rows,
+)
 from hybridrt.kernels.reference.quantise import dequantise_groups
-from hybridrt.kernels.reference.softmax_attention import Softmax, causal_attention
+from hybridrt.kernels.reference.softmax_attention import Softmax, attend_once, causal_attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +50,23 @@ def mla_attention(
     batch: Rows,
     scale: float,
     c_kv_scale: Float32[Tensor, "blocks block_size groups"] | None = None,
+    window: int | None = None,
+    chunked: bool = False,
 ) -> Float[Tensor, "tokens heads v_dim"]:
     """See `hybridrt.kernels.mla_attention`."""
-    latents = Latents(c_kv, k_pe, c_kv_scale)
+    latents, softmax = Latents(c_kv, k_pe, c_kv_scale), Softmax(scale)
+    reach = Reach(window, chunked)
     out = q_nope.new_empty(q_nope.shape[0], q_nope.shape[1], w_uv.shape[1])
     stop = batch.num_decodes
     if batch.num_decodes:
         q = absorb(q_nope[:stop], q_pe[:stop], w_uk)
-        out[:stop] = expand_values(decode_latents(q, latents, pages, batch, scale), w_uv)
+        found = decode_latents(q, latents, pages, batch, softmax, reach)
+        out[:stop] = expand_values(found, w_uv)
     for row in batch.prefills:
         stop = row.stop
         tokens = slice(row.start, stop)
         queries = q_nope[tokens], q_pe[tokens]
-        out[tokens] = attend_row(*queries, latents, w_uk, w_uv, pages, row, scale)
+        out[tokens] = attend_row(*queries, latents, w_uk, w_uv, pages, row, softmax, reach)
     if stop < len(q_nope):
         out[stop:] = 0  # padding
     return out
@@ -70,12 +80,15 @@ def attend_row(
     w_uv: Float[Tensor, "heads v_dim rank"],
     pages: TokenPages,
     row: Prefill,
-    scale: float,
+    softmax: Softmax,
+    reach: Reach = EVERYTHING,
 ) -> Float[Tensor, "queries heads v_dim"]:
     """The queries of one prefill row, in the cheaper form."""
-    cached = _read_row(latents, pages, row, q_nope.dtype)
-    attend = _expanded if expanding_is_cheaper(row, w_uk, w_uv, q_pe.shape[-1]) else _absorbed
-    return attend(q_nope, q_pe, *cached, w_uk, w_uv, scale)
+    first = reach.first_visible(row.context)
+    cached = _read_row(latents, pages, row, q_nope.dtype, first)
+    expands = expanding_is_cheaper(row, w_uk, w_uv, q_pe.shape[-1], first)
+    attend = _expanded if expands else _absorbed
+    return attend(q_nope, q_pe, *cached, w_uk, w_uv, softmax, reach, first)
 
 
 def expanding_is_cheaper(
@@ -83,6 +96,7 @@ def expanding_is_cheaper(
     w_uk: Float[Tensor, "heads nope_dim rank"],
     w_uv: Float[Tensor, "heads v_dim rank"],
     rope_dim: int,
+    first: int = 0,
 ) -> bool:
     """Compares the multiplications per head of the two forms.
 
@@ -90,7 +104,8 @@ def expanding_is_cheaper(
     query and latent; absorbing costs as much per query and then `2 * rank + rope` a pair.
     """
     (_, nope_dim, rank), v_dim = w_uk.shape, w_uv.shape[1]
-    queries, latents = row.stop - row.start, row.context + row.stop - row.start
+    queries = row.stop - row.start
+    latents = row.context + queries - first
     projection = rank * (nope_dim + v_dim)
     pairs = queries * latents
     expanded = latents * projection + pairs * (nope_dim + rope_dim + v_dim)
@@ -99,11 +114,14 @@ def expanding_is_cheaper(
 
 
 def _read_row(
-    latents: Latents, pages: TokenPages, row: Prefill, dtype: torch.dtype
+    latents: Latents, pages: TokenPages, row: Prefill, dtype: torch.dtype, first: int
 ) -> tuple[Float[Tensor, "latents rank"], Float[Tensor, "latents rope_dim"]]:
-    seq_len = row.context + row.stop - row.start
-    blocks = pages.page_table[row.row, : blocks_for(seq_len, latents.c_kv.shape[1])]
-    c_kv, k_pe = latents.read(lambda part: gather_row(part, blocks, slice(seq_len)), dtype)
+    """From the token `first` on, in whose block the row's page table begins."""
+    block_size, seq_len = latents.c_kv.shape[1], row.context + row.stop - row.start
+    begin = first // block_size * block_size
+    blocks = pages.page_table[row.row, : blocks_for(seq_len - begin, block_size)]
+    places = slice(first - begin, seq_len - begin)
+    c_kv, k_pe = latents.read(lambda part: gather_row(part, blocks, places), dtype)
     return c_kv[0], k_pe[0]
 
 
@@ -129,27 +147,27 @@ def decode_latents(
     latents: Latents,
     pages: TokenPages,
     batch: Rows,
-    scale: float,
+    softmax: Softmax,
+    reach: Reach = EVERYTHING,
 ) -> Float[Tensor, "rows heads rank"]:
-    """The decode rows, each with all its latents."""
-    places = decode_places(pages, batch, latents.c_kv.shape[1])
+    """The decode rows, each with all its latents in reach."""
+    places = decode_places(pages, batch, latents.c_kv.shape[1], reach)
     k = torch.cat(latents.read(lambda part: gather_rows(part, places), q.dtype), dim=-1)
-    return attend_to_latents(q, k, places.mask, scale)[..., : latents.c_kv.shape[-1]]
+    return attend_to_latents(q, k, places.mask, softmax)[..., : latents.c_kv.shape[-1]]
 
 
 def attend_to_latents(
     q: Float[Tensor, "queries heads latent_dim"],
     k: Float[Tensor, "queries 1 count latent_dim"],
     mask: Bool[Tensor, "queries count"] | None,
-    scale: float,
+    softmax: Softmax,
 ) -> Float[Tensor, "queries heads latent_dim"]:
     """Each query attends to latents of its own, with all its heads. A latent is its own value.
 
     As a value it has its rotary part too, which the caller cuts off: equal sizes take torch's
     fused path.
     """
-    seen = None if mask is None else mask[:, None, None]
-    return scaled_dot_product_attention(q[:, None], k, k, attn_mask=seen, scale=scale)[:, 0]
+    return attend_once(q, k, k, mask, softmax)
 
 
 def _absorbed(
@@ -159,11 +177,13 @@ def _absorbed(
     k_pe: Float[Tensor, "latents rope_dim"],
     w_uk: Float[Tensor, "heads nope_dim rank"],
     w_uv: Float[Tensor, "heads v_dim rank"],
-    scale: float,
+    softmax: Softmax,
+    reach: Reach,
+    first: int,
 ) -> Float[Tensor, "queries heads v_dim"]:
     q = absorb(q_nope, q_pe, w_uk).transpose(0, 1)
     k = torch.cat([c_kv, k_pe], dim=-1)[None]
-    latent = causal_attention(q, k, k, Softmax(scale))[..., : c_kv.shape[-1]]
+    latent = causal_attention(q, k, k, softmax, reach, first)[..., : c_kv.shape[-1]]
     return expand_values(latent.transpose(0, 1), w_uv)
 
 
@@ -174,10 +194,12 @@ def _expanded(
     k_pe: Float[Tensor, "latents rope_dim"],
     w_uk: Float[Tensor, "heads nope_dim rank"],
     w_uv: Float[Tensor, "heads v_dim rank"],
-    scale: float,
+    softmax: Softmax,
+    reach: Reach,
+    first: int,
 ) -> Float[Tensor, "queries heads v_dim"]:
     q = torch.cat([q_nope, q_pe], dim=-1).transpose(0, 1)
     k_nope = torch.einsum("lc,hnc->hln", c_kv, w_uk)
     k = torch.cat([k_nope, k_pe.expand(len(w_uk), -1, -1)], dim=-1)
     v = torch.einsum("lc,hvc->hlv", c_kv, w_uv)
-    return causal_attention(q, k, v, Softmax(scale)).transpose(0, 1)
+    return causal_attention(q, k, v, softmax, reach, first).transpose(0, 1)

@@ -21,7 +21,7 @@ Gather = Callable[[Tensor], Tensor]
 """Takes a cache `[blocks, heads, block_size, dim]` to the tokens `[..., heads, tokens, dim]`."""
 
 
-class _Cache:
+class PagedKV:
     """Keys and values in pages, and what they are multiplied by where they are quantised."""
 
     def __init__(
@@ -35,6 +35,18 @@ class _Cache:
         self._both = side_by_side(k, v)
         self._k_scale, self._v_scale = k_scale, v_scale
         self.block_size = k.shape[2]
+        self.num_heads = k.shape[1]
+        self.numbers_of_a_token = self.num_heads * (k.shape[-1] + v.shape[-1])
+
+    def heads(self, some: slice) -> "PagedKV":
+        """Some of the heads."""
+        scales = (self._k_scale, self._v_scale)
+        # One a head, or in pages as keys are.
+        k_scale, v_scale = (
+            scale if scale is None else scale[some] if scale.dim() == 1 else scale[:, some]
+            for scale in scales
+        )
+        return PagedKV(self._k[:, some], self._v[:, some], k_scale, v_scale)
 
     def read(self, gather: Gather, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """The keys and the values that `gather` brings; both at once, if they are one view."""
@@ -60,42 +72,44 @@ def paged_attention(
     v_scale: Float32[Tensor, "..."] | None = None,
 ) -> Float[Tensor, "tokens heads head_dim_v"]:
     """See `hybridrt.kernels.paged_attention`."""
-    cache, reach = _Cache(k, v, k_scale, v_scale), Reach(window, chunked)
+    cache, reach = PagedKV(k, v, k_scale, v_scale), Reach(window, chunked)
     softmax = Softmax(scale, sinks, softcap)
     out = q.new_empty(q.shape[0], q.shape[1], v.shape[-1])
     stop = batch.num_decodes
     if batch.num_decodes:
-        out[:stop] = _decode(q[:stop], cache, pages, batch, softmax, reach)
+        out[:stop] = attend_decodes(q[:stop], cache, pages, batch, softmax, reach)
     for row in batch.prefills:
         stop = row.stop
         tokens = slice(row.start, stop)
-        out[tokens] = _prefill(q[tokens], cache, pages, row, softmax, reach)
+        out[tokens] = attend_chunk(q[tokens], cache, pages, row, softmax, reach)
     if stop < len(q):
         out[stop:] = 0  # padding
     return out
 
 
-def _decode(
+def attend_decodes(
     q: Float[Tensor, "rows heads head_dim_k"],
-    cache: _Cache,
+    cache: PagedKV,
     pages: TokenPages,
     batch: Rows,
     softmax: Softmax,
     reach: Reach,
 ) -> Float[Tensor, "rows heads head_dim_v"]:
+    """The decode rows of a batch, `q` theirs."""
     places = decode_places(pages, batch, cache.block_size, reach)
     k, v = cache.read(lambda part: gather_rows(part, places), q.dtype)
     return attend_once(q, k, v, places.mask, softmax)
 
 
-def _prefill(
+def attend_chunk(
     q: Float[Tensor, "queries heads head_dim_k"],
-    cache: _Cache,
+    cache: PagedKV,
     pages: TokenPages,
     row: Prefill,
     softmax: Softmax,
     reach: Reach,
 ) -> Float[Tensor, "queries heads head_dim_v"]:
+    """One prefill row, `q` its queries."""
     block_size = cache.block_size
     first, seq_len = reach.first_visible(row.context), row.context + q.shape[0]
     begin = first // block_size * block_size

@@ -1,7 +1,7 @@
 """recent_inputs in plain torch: a view of the inputs and what was before them, copied."""
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Int64, Shaped
 from torch import Tensor
 
 from hybridrt.batch import Rows
@@ -9,12 +9,12 @@ from hybridrt.kernels.reference.states import load_states, prefill_chunks, store
 
 
 def recent_inputs(
-    x: Float[Tensor, "tokens channels"],
-    state: Float[Tensor, "pages history channels"],
+    x: Shaped[Tensor, "tokens channels"],
+    state: Shaped[Tensor, "pages history channels"],
     pages: Int64[Tensor, " rows"],
     initial_pages: Int64[Tensor, " rows"],
     batch: Rows,
-) -> Float[Tensor, "tokens history+1 channels"]:
+) -> Shaped[Tensor, "tokens history+1 channels"]:
     """See `hybridrt.kernels.recent_inputs`."""
     width = state.shape[1] + 1
     out = x.new_empty(len(x), width, x.shape[1])

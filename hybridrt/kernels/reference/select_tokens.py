@@ -7,7 +7,7 @@ from torch import Tensor
 from hybridrt.batch import Prefill, Rows, TokenPages
 from hybridrt.kernels.reference.gather import blocks_for, decode_places, gather_row, gather_rows
 
-_MOST_SCORES = 2**24  # held at once: 64 MiB
+MOST_SCORES = 2**24  # held at once: 64 MiB
 
 
 def select_tokens(
@@ -27,7 +27,7 @@ def select_tokens(
             out[:n, : places.count] = everything(places.valid)
         else:
             keys = gather_rows(k_index[:, None], places)[:, 0]
-            scores = _scores(q_index[:n], weights[:n], keys)
+            scores = scores_of(q_index[:n], weights[:n], keys)
             out[:n] = highest(scores, places.valid, top_k)
     for row in batch.prefills:
         _select_row(out[row.start : row.stop], q_index, weights, k_index, pages, row)
@@ -50,14 +50,14 @@ def _select_row(
         return
     blocks = pages.page_table[row.row, : blocks_for(seq_len, k_index.shape[1])]
     keys = gather_row(k_index[:, None], blocks, slice(seq_len))
-    lot = max(1, _MOST_SCORES // (q_index.shape[1] * seq_len))
+    lot = max(1, MOST_SCORES // (q_index.shape[1] * seq_len))
     for start in range(row.start, row.stop, lot):
         tokens = slice(start, min(start + lot, row.stop))
         rows = slice(tokens.start - row.start, tokens.stop - row.start)
-        out[rows] = highest(_scores(q_index[tokens], weights[tokens], keys), seen[rows], top_k)
+        out[rows] = highest(scores_of(q_index[tokens], weights[tokens], keys), seen[rows], top_k)
 
 
-def _scores(
+def scores_of(
     q_index: Float[Tensor, "queries heads dim"],
     weights: Float32[Tensor, "queries heads"],
     keys: Float[Tensor, "lots count dim"],

@@ -68,13 +68,13 @@ def causal_attention(
     queries, tokens = q.shape[1], k.shape[1]
     context = first + tokens - queries
     if context == 0 and reach.window is None and softmax.is_fused:
-        return _attend_lot(q, k, v, None, softmax)
+        return masked_attention(q, k, v, None, softmax)
     parts: list[Tensor] = []
     for start, stop in _lots(context, context + queries, q.shape[0] * tokens, reach, softmax):
         keys = slice(reach.first_visible(start) - first, stop - first)
         part = q[:, start - context : stop - context]
         mask = _mask(start, stop, reach, softmax, q)
-        parts.append(_attend_lot(part, k[:, keys], v[:, keys], mask, softmax))
+        parts.append(masked_attention(part, k[:, keys], v[:, keys], mask, softmax))
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
@@ -119,13 +119,14 @@ def _mask(
     return mask
 
 
-def _attend_lot(
+def masked_attention(
     q: Float[Tensor, "heads queries head_dim_k"],
     k: Float[Tensor, "kv_heads tokens head_dim_k"],
     v: Float[Tensor, "kv_heads tokens head_dim_v"],
     mask: Shaped[Tensor, "queries tokens"] | None,
     softmax: Softmax,
 ) -> Float[Tensor, "heads queries head_dim_v"]:
+    """Attends from each query to the tokens of its row in `mask`; None: up to its own."""
     if not softmax.is_fused:
         if mask is None:
             mask = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool, device=q.device).tril()

@@ -14,6 +14,7 @@ from hybridrt.kernels.reference.mla_attention import (
     decode_latents,
     expand_values,
 )
+from hybridrt.kernels.reference.softmax_attention import Softmax
 
 _MOST_NUMBERS = 2**24  # gathered at once: 64 MiB of float32
 
@@ -30,26 +31,28 @@ def sparse_mla_attention(
     batch: Rows,
     scale: float,
     c_kv_scale: Float32[Tensor, "blocks block_size groups"] | None = None,
+    sinks: Float[Tensor, " heads"] | None = None,
 ) -> Float[Tensor, "tokens heads v_dim"]:
     """See `hybridrt.kernels.sparse_mla_attention`."""
-    latents, top_k = Latents(c_kv, k_pe, c_kv_scale), selected.shape[1]
+    latents, softmax = Latents(c_kv, k_pe, c_kv_scale), Softmax(scale, sinks)
+    top_k = selected.shape[1]
     out = q_nope.new_zeros(q_nope.shape[0], q_nope.shape[1], w_uv.shape[1])
     n = batch.num_decodes
     if n:
         q = absorb(q_nope[:n], q_pe[:n], w_uk)
         if int(batch.context_lens[:n].max()) < top_k:
-            found = decode_latents(q, latents, pages, batch, scale)
+            found = decode_latents(q, latents, pages, batch, softmax)
         else:
-            found = _attend(q, latents, selected[:n], pages.page_table[:n], scale)
+            found = _attend(q, latents, selected[:n], pages.page_table[:n], softmax)
         out[:n] = expand_values(found, w_uv)
     for row in batch.prefills:
         tokens = slice(row.start, row.stop)
         queries = q_nope[tokens], q_pe[tokens]
         if row.context + row.stop - row.start <= top_k:
-            out[tokens] = attend_row(*queries, latents, w_uk, w_uv, pages, row, scale)
+            out[tokens] = attend_row(*queries, latents, w_uk, w_uv, pages, row, softmax)
         else:
             table = pages.page_table[row.row].expand(row.stop - row.start, -1)
-            found = _attend(absorb(*queries, w_uk), latents, selected[tokens], table, scale)
+            found = _attend(absorb(*queries, w_uk), latents, selected[tokens], table, softmax)
             out[tokens] = expand_values(found, w_uv)
     return out
 
@@ -59,7 +62,7 @@ def _attend(
     latents: Latents,
     selected: Int32[Tensor, "queries top_k"],
     table: Int32[Tensor, "queries max_blocks"],
-    scale: float,
+    softmax: Softmax,
 ) -> Float[Tensor, "queries heads rank"]:
     """A few queries at a time, each with the blocks of its own sequence."""
     block_size, rank = latents.c_kv.shape[1:]
@@ -77,5 +80,5 @@ def _attend(
             return found if found.dtype == cache.dtype else found.view(cache.dtype)
 
         k = torch.cat(latents.read(gather, q.dtype), dim=-1)
-        parts.append(attend_to_latents(q[part], k, selected[part] >= 0, scale)[..., :rank])
+        parts.append(attend_to_latents(q[part], k, selected[part] >= 0, softmax)[..., :rank])
     return torch.cat(parts)

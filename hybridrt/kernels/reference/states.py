@@ -15,7 +15,7 @@ def load_states(
     batch: Rows,
     rows: slice,
     dtype: torch.dtype,
-) -> Float[Tensor, "  loaded *state"]:
+) -> Shaped[Tensor, "  loaded *state"]:
     """A copy of the states that these rows start from; zeros for a row that begins a sequence.
 
     What stands in the page of a new sequence is another's, or poison, and not read.
