@@ -88,10 +88,9 @@ class Finder:
         self._has_states = has_states
         self._windows = [(i, g) for i, g in enumerate(token_groups) if g.window is not None]
 
-    def match(self, tokens: Sequence[int], salt: str | None = None) -> Match:
-        """The longest hit for a prompt, of at most all but its last token."""
-        limit = len(tokens) - 1
-        data = token_bytes(tokens)
+    def match(self, data: bytes, salt: str | None = None) -> Match:
+        """The longest hit for a prompt as `token_bytes`, of at most all but its last token."""
+        limit = len(data) // TOKEN_BYTES - 1
         walk = self._walk(data, limit, salt)
         checkpoint: Checkpoint | None = None
         if self._has_states:

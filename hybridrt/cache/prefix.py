@@ -67,9 +67,9 @@ class PrefixCache:
         """One like it, for when all pages have been taken away."""
         return PrefixCache(self._pool, self.page_size, self._checkpoint_bytes)
 
-    def match(self, tokens: Sequence[int], salt: str | None = None) -> Match:
-        """The longest hit for a prompt, of at most all but its last token."""
-        return self._finder.match(tokens, salt)
+    def match(self, data: bytes, salt: str | None = None) -> Match:
+        """The longest hit for a prompt as `token_bytes`, of at most all but its last token."""
+        return self._finder.match(data, salt)
 
     def positions(self, tokens: Sequence[int], salt: str | None = None) -> list[int]:
         """All places where a prompt that begins with these tokens, and has more, could go on."""

@@ -77,9 +77,9 @@ class SequencePages:
         """Tokens whose cache has been written."""
         return self._entries[sequence].num_committed
 
-    def match(self, tokens: Sequence[int], salt: str | None = None) -> Match | None:
-        """What the prefix cache has of a prompt; None: there is no prefix cache."""
-        return None if self.prefix is None else self.prefix.match(tokens, salt)
+    def match(self, data: bytes, salt: str | None = None) -> Match | None:
+        """What the prefix cache has of a prompt as `token_bytes`; None: there is no such cache."""
+        return None if self.prefix is None else self.prefix.match(data, salt)
 
     def is_coming(self, match: Match) -> bool:
         """Whether a sequence that runs is about to compute the first page that a match lacks."""

@@ -64,27 +64,31 @@ class _Group:
         return taken
 
     def retain(self, pages: Iterable[PhysicalId]) -> None:
-        holders, in_use = self.holders, self.in_use
+        holders, in_use, size = self.holders, self.in_use, self.pages_per_slab
         for page in pages:
-            if not holders[page]:
-                slab = page // self.pages_per_slab
+            count = holders[page]
+            holders[page] = count + 1
+            if not count:
+                slab = page // size
                 in_use[slab] = in_use.get(slab, 0) + 1
                 self.num_in_use += 1
-            holders[page] += 1
 
     def release(self, pages: Iterable[PhysicalId]) -> list[PhysicalId]:
         """Returns those that nobody holds or keeps now."""
-        holders, in_use = self.holders, self.in_use
+        holders, in_use, size = self.holders, self.in_use, self.pages_per_slab
         freed: list[PhysicalId] = []
         for page in pages:
-            assert holders[page] > 0, page
-            holders[page] -= 1
-            if holders[page]:
+            count = holders[page] - 1
+            assert count >= 0, page
+            holders[page] = count
+            if count:
                 continue
-            slab = page // self.pages_per_slab
+            slab = page // size
             self.num_in_use -= 1
-            in_use[slab] -= 1
-            if not in_use[slab]:
+            left = in_use[slab] - 1
+            if left:
+                in_use[slab] = left
+            else:
                 del in_use[slab]
             if page not in self.kept:
                 freed.append(page)

@@ -184,9 +184,11 @@ class BatchBuilder:
 
     def _cut_rows(self, cut: CutRows) -> Rows:
         lens = cut.stops - cut.starts
+        ends = np.zeros(len(lens) + 1, np.int32)
+        lens.cumsum(out=ends[1:])
         return Rows(
             seq_lens=self._tensor(cut.stops.astype(np.int32)),
-            cu_seqlens_q=self._tensor(np.concatenate([[0], lens.cumsum()]).astype(np.int32)),
+            cu_seqlens_q=self._tensor(ends),
             has_initial_state=self._tensor(cut.starts > 0),
             query_lens=torch.from_numpy(lens),
             context_lens=torch.from_numpy(cut.starts),

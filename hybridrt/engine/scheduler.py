@@ -292,7 +292,7 @@ class Scheduler:
         """What the cache has of a sequence. All tokens are computed whose logits are wanted."""
         if sequence.next_prompt_logprob is not None:
             return None
-        return self._pages.match(sequence.token_ids, self._salt(sequence))
+        return self._pages.match(sequence.token_data, self._salt(sequence))
 
     def _salt(self, sequence: Sequence) -> str | None:
         num_tokens = len(sequence.token_ids)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from hybridrt.cache.finder import CacheNote, Match
+from hybridrt.cache.prefix_tree import token_bytes
 from hybridrt.engine.detokenizer import Detokenizer
 from hybridrt.request import CompletionOutput, Request, SamplingParams, TokenLogprobs
 
@@ -42,6 +43,7 @@ class Sequence:
     num_cached_tokens: int = 0
     cache_note: CacheNote | None = None
     siblings: "list[Sequence]" = field(default_factory=list)
+    _prompt_data: bytes = field(init=False)
     _stop_tokens: frozenset[int] = field(init=False)
     _least_tokens: int = field(init=False)
     _most_tokens: int = field(init=False)
@@ -50,6 +52,7 @@ class Sequence:
         params = self.params
         self.token_ids = list(self.request.prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
+        self._prompt_data = token_bytes(self.token_ids)
         self.logprobs = None if params.logprobs is None else []
         self.prompt_logprobs = None if params.prompt_logprobs is None else [None]
         eos = () if params.ignore_eos else self.eos_token_ids
@@ -61,6 +64,11 @@ class Sequence:
     @property
     def params(self) -> SamplingParams:
         return self.request.sampling_params
+
+    @property
+    def token_data(self) -> bytes:
+        """All tokens as the prefix cache compares them, which may ask for them at every step."""
+        return self._prompt_data + token_bytes(self.output_token_ids)
 
     @property
     def output_token_ids(self) -> list[int]:

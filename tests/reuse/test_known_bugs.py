@@ -6,6 +6,7 @@ Every token and state that a step reads is compared by the `PageReader` with wha
 import pytest
 
 from hybridrt.cache.page_table import PhysicalId
+from hybridrt.cache.prefix_tree import token_bytes
 from tests.cache.stand_ins import StandIn
 from tests.engine.page_reader import PageReader, continuation
 from tests.reuse.cache_checks import (
@@ -38,7 +39,7 @@ def test_bug_03_what_was_dropped_is_found_no_more_though_its_pages_are_used_agai
         assert serve(reader, range(30), 5).num_cached_tokens == 0
         assert serve(reader, range(30), 5).num_cached_tokens == longest_hit(name, 29)
         assert_everything_can_be_had(reader.pages)  # all pages are taken by another, and come back
-        assert reader.pages.match(range(30)).position == 0
+        assert reader.pages.match(token_bytes(range(30))).position == 0
         serve(reader, range(100, 130), 5)
         assert_all(reader)
 
@@ -87,11 +88,11 @@ def test_bug_07_nothing_is_found_before_the_step_that_writes_it_is_committed(
         committed = reader.pages.num_committed("a") if "a" in reader.pages else 0
         rows = reader.scheduler.schedule()
         for _ in range(2):  # before the batch is built, and when the model is about to run
-            seen = reader.pages.match([*sequence.token_ids, 7]).position
+            seen = reader.pages.match(token_bytes([*sequence.token_ids, 7])).position
             assert seen <= committed if committed > 29 else seen == longest_hit(name, committed)
             reader.batches.build(rows)
         readings = reader.model.run(reader.batches.build(rows))
-        assert reader.pages.match([*sequence.token_ids, 7]).position == seen
+        assert reader.pages.match(token_bytes([*sequence.token_ids, 7])).position == seen
         reader.scheduler.commit(
             rows, [r.next_token % 1009 if r.samples else None for r in readings]
         )
@@ -105,7 +106,7 @@ def test_bug_07_a_step_that_fails_leaves_no_hit(name: str, chunk: int) -> None:
     whole = 0
     while sequence.finish_reason is None:
         reader.step(fails=True)
-        assert reader.pages.match([*range(30), 7]).position == longest_hit(name, whole)
+        assert reader.pages.match(token_bytes([*range(30), 7])).position == longest_hit(name, whole)
         reader.step()
         whole = 0 if sequence.finish_reason else reader.pages.num_committed("a")
     assert_all(reader)
@@ -175,7 +176,7 @@ def test_bug_16_a_hit_is_where_a_state_is_however_many_pages_go_on(name: str) ->
     for num_tokens in range(1, 29):
         prompt = [*range(num_tokens), 95]
         expected = max(p for p in (0, 8, 20, 28) if p <= num_tokens)
-        match = reader.pages.match(prompt)
+        match = reader.pages.match(token_bytes(prompt))
         assert match.position == expected
         assert (match.checkpoint is None) == (expected == 0)
         assert match.checkpoint is None or match.checkpoint.position == expected
@@ -188,9 +189,9 @@ def test_bug_16_a_state_that_went_takes_its_hit_along() -> None:
     prefix = prefix_of(reader.pages)
     left = {checkpoint.position: checkpoint for checkpoint in checkpoints(prefix)}
     for position in sorted(left, reverse=True):
-        assert reader.pages.match(range(40)).position == position
+        assert reader.pages.match(token_bytes(range(40))).position == position
         prefix._drop_checkpoint(left[position])
-    assert reader.pages.match(range(40)).position == 0
+    assert reader.pages.match(token_bytes(range(40))).position == 0
     assert serve(reader, range(40)).num_cached_tokens == 0
     assert_all(reader)
 
