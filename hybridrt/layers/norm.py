@@ -38,6 +38,17 @@ class Float32RMSNorm(RMSNorm):
         return F.rms_norm(x.float(), self.weight.shape, self.weight, self.eps).to(x.dtype)
 
 
+class BiasedRMSNorm(RMSNorm):
+    """`RMSNorm` plus a bias, as xLSTM may have it."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__(size, eps)
+        self.bias = nn.Parameter(torch.empty(size), requires_grad=False)
+
+    def forward(self, x: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size"]:
+        return super().forward(x) + self.bias
+
+
 class OffsetRMSNorm(RMSNorm):
     """`(1 + weight) * x / sqrt(mean(x^2) + eps)`, as in Gemma (arXiv 2403.08295)."""
 

@@ -8,6 +8,7 @@ from hybridrt.layers.cached import CachedLayer
 from hybridrt.layers.gated_attention import GatedAttention, HeadGatedAttention
 from hybridrt.layers.mla import QueryGrowth
 from hybridrt.layers.residual_conv import ResidualConv
+from hybridrt.layers.rwkv import ChannelMix, TimeMix
 from tests.harness.small_layers import (
     HIDDEN,
     LONGEST,
@@ -30,6 +31,7 @@ from tests.harness.small_layers import (
     shared,
     short_conv,
     sparse_mla,
+    xlstm,
 )
 
 _GROWTH = QueryGrowth(beta=0.4, length=6)
@@ -128,6 +130,10 @@ LAYERS = (
     ),
     LayerRow("KDA, odd sizes", kda(num_heads=3, head_dim=7, conv_kernel=3)),
     LayerRow("lightning attention", lightning()),
+    LayerRow("RWKV", lambda: TimeMix(HIDDEN, 20)),
+    LayerRow("RWKV, feed-forward", lambda: ChannelMix(HIDDEN, 31)),
+    LayerRow("mLSTM", xlstm()),
+    LayerRow("mLSTM, odd sizes, biases", xlstm(num_heads=3, qk_dim=15, v_dim=21, use_bias=True)),
     LayerRow("lightning attention, long memory", lightning(decay_scale=0.01, head_dim=9)),
 )
 BY_REASON = {row.reason: row for row in LAYERS}

@@ -24,6 +24,8 @@ def _weights(name: str, like: Tensor, draw: torch.Generator) -> Tensor:
         return 5 * uniform - 7
     if name in ("dt_bias", "dt_proj.bias", "dt_proj_bias"):
         return 4 * uniform - 4
+    if leaf == "time_decay":
+        return 5 * uniform - 6
     if "norm" in parent:
         return 0.5 + uniform
     if leaf in ("bias", "D"):

@@ -23,6 +23,7 @@ from hybridrt.layers.mamba1 import Mamba1, Mamba1Config
 from hybridrt.layers.mamba1_heads import Mamba1Heads
 from hybridrt.layers.mamba2 import Mamba2, Mamba2Config
 from hybridrt.layers.mla import MLA, MLAConfig
+from hybridrt.layers.mlstm import MLSTM, MLSTMConfig
 from hybridrt.layers.peak_indexer import PeakIndexer, PeakIndexerConfig
 from hybridrt.layers.relative_attention import LogGrowth, RelativeAttention, RelativeConfig
 from hybridrt.layers.rg_lru import RecurrentBlock, RecurrentBlockConfig
@@ -217,6 +218,11 @@ def kda(**changes: Any) -> Callable[[], CachedLayer]:
     sizes = {"num_heads": 4, "head_dim": 6}
     config = KimiDeltaAttentionConfig(**{"hidden_size": HIDDEN, **sizes, **changes})
     return lambda: KimiDeltaAttention(config)
+
+
+def xlstm(**changes: Any) -> Callable[[], CachedLayer]:
+    sizes = {"num_heads": 4, "qk_dim": 16, "v_dim": 24, "gate_soft_cap": 5.0}
+    return lambda: MLSTM(MLSTMConfig(**{"hidden_size": HIDDEN, **sizes, **changes}))
 
 
 def lightning(**changes: Any) -> Callable[[], CachedLayer]:

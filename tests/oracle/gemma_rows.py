@@ -179,4 +179,6 @@ GEMMA4_UNIFIED = rows(
     {**_UNIFIED, "pad_token_id": 0},
     row("beside images and sounds"),
     row("untied values from keys", tie_word_embeddings=False, attention_k_eq_v=True),
+    row("caches shared", num_kv_shared_layers=2),
+    row("odd sizes", **{**_ODD, "num_hidden_layers": 5}, global_head_dim=22),
 )

@@ -61,20 +61,27 @@ def _weights(name: str, like: Tensor, draw: torch.Generator) -> Tensor:
         return 1.5 * normal
     if leaf == "static_weight":  # taps of a convolution
         return normal * 1.5 / math.sqrt(len(like))
-    if leaf == "D":
+    if leaf in ("D", "time_first"):
         return normal
+    if leaf == "time_decay":  # memories from a token to hundreds
+        return -6.5 + 6 * uniform
+    if leaf.startswith("time_mix_"):
+        return uniform
     if name.endswith("softmax_scaling.scale"):
         return 0.1 + 0.4 * uniform  # of the logarithm of positions
     if name.endswith(("indexer.k_norm.bias", "indexer.q_input_norm.bias")):
         return 0.3 * normal  # keys alike would be passed over by all heads alike
-    if "norm" in parent.rpartition(".")[2]:
+    last = parent.rpartition(".")[2]
+    if "norm" in last or last in ("ln1", "ln2", "ln_out", "pre_ln"):
         # Weights that start from 0 are added to 1.
         return (0.5 if like.any() or leaf != "weight" else -0.5) + uniform
+    if name.endswith("fgate_preact.bias"):  # memories from a token to hundreds
+        return -1 + 6 * uniform
     if leaf == "bias":
         return 0.5 * normal
     if "embed" in parent or "lm_head" in parent:
         return normal * 3 / math.sqrt(like.shape[-1])
-    gain = 3.0 if parent.endswith(("gate", "router", "classifier")) else 1.5
+    gain = 3.0 if parent.endswith(("gate", "router", "classifier", ".attention.key")) else 1.5
     if parent.endswith("router.proj"):
         gain = 3 * math.sqrt(like.shape[-1])  # its input is divided by the root of its size
     if "shared_transf" in parent:

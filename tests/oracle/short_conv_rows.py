@@ -45,6 +45,7 @@ LFM2_VL = rows(
     _LFM,
     row("beside images"),
     row("apart embeddings", tie_word_embeddings=False, conv_bias=True),
+    row("attention only", layer_types=_ORDERS["attention only"], num_hidden_layers=4),
     row("odd sizes", **_ODD, block_multiple_of=7),
 )
 
@@ -119,5 +120,6 @@ LFM3_VL = rows(
     _LFM3,
     row("beside images"),
     row("apart embeddings", tie_word_embeddings=False, use_attention_gate=False),
+    row("norms in front alone", use_sandwich_norm=False, conv_bias=True),
     row("odd sizes", **_ODD, head_dim=10, sliding_window=5),
 )
