@@ -49,8 +49,8 @@ the common ones without:
 
 | model_type | why |
 |---|---|
-| `inkling_text` | as transformers saves it alone; the released `inkling_mm_model` runs |
-| `gemma3n_text` | predicts and corrects several streams at each layer; Gemma 4 took its place |
+| Inkling's text (`inkling_text`) | as transformers saves it alone; as released it runs |
+| Gemma 3n (`gemma3n_text`) | predicts and corrects streams at each layer; Gemma 4 took its place |
 | `gpt2`, `opt`, `bloom`, `gptj`, `mpt`, `falcon`, `phi` | attention alone, of before 2024 |
 | encoders, encoder-decoders, diffusion | not causal language models |
 """

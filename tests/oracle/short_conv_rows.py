@@ -120,6 +120,11 @@ LFM3_VL = rows(
     _LFM3,
     row("beside images"),
     row("apart embeddings", tie_word_embeddings=False, use_attention_gate=False),
-    row("norms in front alone", use_sandwich_norm=False, conv_bias=True),
+    row(
+        "plain waves large eps",
+        norm_eps=0.5,
+        conv_bias=True,
+        rope_parameters=_ropes(rope("default"), rope("default")),
+    ),
     row("odd sizes", **_ODD, head_dim=10, sliding_window=5),
 )

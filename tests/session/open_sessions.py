@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 from hybridrt import LLM, SamplingParams
@@ -42,7 +42,7 @@ def open_llm(name: str, **options: Any) -> LLM:
     return LLM(str(tiny_checkpoint(name)), **choices)
 
 
-@cache
+@lru_cache(maxsize=16)
 def _cold(name: str) -> LLM:
     return open_llm(name, enable_prefix_caching=False, max_num_batched_tokens=512)
 
