@@ -9,7 +9,9 @@ demo: $(VENV)/installed
 	$(VENV)/bin/hybridrt demo
 
 test: $(VENV)/installed-test
-	$(VENV)/bin/python -m pytest -n 2
+	# In two runs, as workers get slower the more they have compiled and imported.
+	$(VENV)/bin/python -m pytest -n 2 tests/models
+	$(VENV)/bin/python -m pytest -n 2 --ignore tests/models
 
 lint: $(VENV)/installed-dev
 	$(VENV)/bin/ruff check .
