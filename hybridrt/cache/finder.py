@@ -57,7 +57,10 @@ class Match:
                 break
             if node.first < end:
                 runs.append(node.columns[slot][max(0, first - node.first) : end - node.first])
-        return [page for run in reversed(runs) for page in run]
+        pages: Column = []
+        for run in reversed(runs):
+            pages += run
+        return pages
 
 
 @dataclass(slots=True)

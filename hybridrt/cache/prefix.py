@@ -116,10 +116,9 @@ class PrefixCache:
         """
         if page >= node.end:
             return node
-        for at in node.to_root():
-            if at.first < page or at.parent is None:
-                return self._cut(at, page)
-        raise AssertionError("every node is behind a root")
+        while node.first >= page and node.parent is not None:
+            node = node.parent
+        return self._cut(node, page)
 
     def _cut(self, node: Node, page: int) -> Node:
         """The node that ends where that page begins, which this one has or ends at."""

@@ -1,7 +1,8 @@
 """What one sequence takes from the prefix cache, and what it leaves there."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from hybridrt.cache.finder import Match, Missing
 from hybridrt.cache.page_table import PageTable, PhysicalId
@@ -73,28 +74,29 @@ class Reuse:
         for slot, (g, plan) in enumerate(self.prefix.token_groups if match.position else ()):
             first = plan.first_kept(match.position) // self.prefix.page_size
             pages = match.pages(slot, first, match.position // self.prefix.page_size)
-            shared[g] = [page for page in pages if page is not None]
+            assert None not in pages, "a hit has all the pages that it needs"
+            shared[g] = cast(list[PhysicalId], pages)
         return shared
 
     def retain(self, match: Match) -> list[list[PhysicalId]]:
         """Holds `shared_pages`, so that they stay, and those of the match's checkpoint."""
         shared = self.shared_pages(match)
-        for g, pages in enumerate(self._with_states(match, shared) if match.position else ()):
+        for g, pages in self._held(match, shared):
             self._pool.allocator.retain(g, pages)
         return shared
 
     def release(self, match: Match, shared: list[list[PhysicalId]]) -> None:
         """Undoes `retain`."""
-        for g, pages in enumerate(self._with_states(match, shared)):
+        for g, pages in self._held(match, shared):
             self._pool.release(g, pages)
 
-    def _with_states(self, match: Match, shared: list[list[PhysicalId]]) -> list[list[PhysicalId]]:
-        if match.checkpoint is None:
-            return shared
-        pages = [[*own] for own in shared]
-        for g, kept in self.prefix.pages_of(match.checkpoint):
-            pages[g] += kept
-        return pages
+    def _held(
+        self, match: Match, shared: list[list[PhysicalId]]
+    ) -> Iterator[tuple[int, list[PhysicalId]]]:
+        """The pages that a match is about, with those of its checkpoint, by group."""
+        yield from ((g, pages) for g, pages in enumerate(shared) if pages)
+        if match.checkpoint is not None:
+            yield from self.prefix.pages_of(match.checkpoint)
 
     def begin(self, match: Match, salt: str | None) -> Place:
         """The place of a sequence that begins with a match, whose pages it has retained.
