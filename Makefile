@@ -9,7 +9,7 @@ demo: $(VENV)/installed
 	$(VENV)/bin/hybridrt demo
 
 test: $(VENV)/installed-test
-	# In two runs, as workers get slower the more they have compiled and imported.
+	# In two runs, as workers get slower with what they did before.
 	$(VENV)/bin/python -m pytest -n 2 tests/models
 	$(VENV)/bin/python -m pytest -n 2 --ignore tests/models
 
