@@ -9,7 +9,7 @@ Of each model, all in one process, the runs of what is compared taking turns:
                   another such hit right behind it, when the processor's own caches have come
                   over the cold prompt, and `again` is that prompt again
     prefill       the cold prompt with the prefix cache (pages taken in, states exported every
-                  128 tokens) and without
+                  256 tokens) and without
     throughput    8 prompts of 256 tokens and 32 output tokens each, nothing shared, with the
                   prefix cache and without
 
@@ -135,7 +135,7 @@ def document(rows: list[Row], about: Mapping[str, Any]) -> str:
         for what in ("prefill", "throughput")
     ]
     about_costs = f"With the prefix cache and without, nothing shared (aim: within {MOST_COST:.0%})"
-    about_costs += f": a prefill of {SHARED + OWN:,} tokens, exports every 128 included; {BATCH}"
+    about_costs += f": a prefill of {SHARED + OWN:,} tokens, exports every 256 included; {BATCH}"
     about_costs += f" prompts of {PROMPT} tokens with {OUTPUT} output tokens each."
     cost_heads = ["model", "what", "with, ms", "without, ms", "with costs"]
     parts = [*head, first, markdown(heads, firsts), about_costs, markdown(cost_heads, costs)]

@@ -20,8 +20,8 @@ from hybridrt.config import EngineConfig
 from hybridrt.engine.sequence import Sequence, tree_name
 from hybridrt.engine.stats import ReuseStats
 
-REGULAR = 128  # tokens between checkpoints that are made while there are free pages
-MOST_REGULAR = 32  # of them for one prompt
+REGULAR = 256  # tokens between checkpoints that are made while there are free pages
+MOST_REGULAR = 16  # of them for one prompt
 NO_SIBLINGS: Mapping[str, Iterable[int]] = MappingProxyType({})
 
 
