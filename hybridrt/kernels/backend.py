@@ -5,9 +5,21 @@ from importlib.util import find_spec
 from typing import Literal
 
 import torch
+from torch import Tensor
+from torch.compiler import is_compiling
 
 StateBackend = Literal["reference", "numba", "mamba_ssm"]
 """Who computes convolutions and scans: plain torch, numba (CPU), mamba-ssm (CUDA)."""
+
+
+def has_numba(tensor: Tensor) -> bool:
+    """Whether numba kernels can have what lies where this does: in the CPU's memory."""
+    return tensor.is_cpu and not is_compiling() and _installed("numba")
+
+
+def numba_takes(*tensors: Tensor) -> bool:
+    """Whether numba kernels of bfloat16 can have all of these."""
+    return all(t.dtype is torch.bfloat16 for t in tensors) and has_numba(tensors[0])
 
 
 @cache

@@ -3,6 +3,7 @@
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from hybridrt.kernels.gated import gated
 from hybridrt.kernels.reference.gates import ACTIVATIONS, Activation
 from hybridrt.layers.linear import FusedLinear, Linear
 
@@ -18,14 +19,13 @@ class MLP(nn.Module):
         activation: Activation = "silu",
     ) -> None:
         super().__init__()
-        self.act = ACTIVATIONS[activation]
+        self.activation: Activation = activation
         parts = {"gate_proj": intermediate_size, "up_proj": intermediate_size}
         self.gate_up_proj = FusedLinear(hidden_size, parts, bias, fused="gate_up_proj")
         self.down_proj = Linear(intermediate_size, hidden_size, bias)
 
     def forward(self, x: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens hidden"]:
-        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
-        return self.down_proj(self.act(gate).mul_(up))
+        return self.down_proj(gated(self.gate_up_proj(x), self.activation))
 
 
 class UngatedMLP(nn.Module):

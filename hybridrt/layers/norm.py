@@ -7,6 +7,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hybridrt.kernels.gated_rms_norm import gated_rms_norm
+from hybridrt.kernels.rms_norm import rms_norm
 from hybridrt.layers.linear import Linear
 
 
@@ -22,8 +24,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size"]:
-        weight = self.weight.to(x.dtype)
-        return F.rms_norm(x, weight.shape, weight, self.eps).to(self.weight.dtype)
+        return rms_norm(x, self.weight, self.eps)
 
 
 class Float32RMSNorm(RMSNorm):
@@ -53,8 +54,7 @@ class OffsetRMSNorm(RMSNorm):
     """`(1 + weight) * x / sqrt(mean(x^2) + eps)`, as in Gemma (arXiv 2403.08295)."""
 
     def forward(self, x: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size"]:
-        weight = 1 + self.weight.float()  # in float32, whatever the model's dtype
-        return F.rms_norm(x.float(), weight.shape, weight, self.eps).to(self.weight.dtype)
+        return rms_norm(x, self.weight, self.eps, offset=1.0)
 
 
 class GroupedOffsetRMSNorm(OffsetRMSNorm):
@@ -106,11 +106,9 @@ class OffsetLayerNorm(LayerNorm):
 
 
 class GatedRMSNorm(nn.Module):
-    """Mamba-2's output norm: `norm(x * silu(z))`, or `norm(x) * silu(z)`.
+    """Mamba-2's output norm: `norm(x * gate(z))`, or `norm(x) * gate(z)`.
 
-    The mean is taken over each of `num_groups` equal parts of the last axis
-    (arXiv 2405.21060, section 7.3). `norm_before_gate` norms before the gate. With
-    `gate="sigmoid"` that function takes silu's place.
+    See `hybridrt.kernels.gated_rms_norm` for its parameters.
     """
 
     def __init__(
@@ -126,21 +124,14 @@ class GatedRMSNorm(nn.Module):
         self.eps = eps
         self.num_groups = num_groups
         self.norm_before_gate = norm_before_gate
-        self.gate = F.silu if gate == "silu" else torch.sigmoid
+        self.gate: Literal["silu", "sigmoid"] = gate
 
     def forward(
         self, x: Float[Tensor, "*batch size"], z: Float[Tensor, "*batch size"]
     ) -> Float[Tensor, "*batch size"]:
-        gate = self.gate(z.float())
-        y = self._norm(x.float()).mul_(gate) if self.norm_before_gate else self._norm(gate.mul_(x))
-        return y.to(z.dtype)
-
-    def _norm(self, y: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size"]:
-        grouped = y.unflatten(-1, (self.num_groups, -1))
-        # A norm is one pass, where squares, their mean and its root would be three.
-        length = torch.linalg.vector_norm(grouped, dim=-1, keepdim=True)
-        scale = length.square().div_(grouped.shape[-1]).add_(self.eps).rsqrt_()
-        return (grouped * scale).flatten(-2).mul_(self.weight)
+        return gated_rms_norm(
+            x, z, self.weight, self.eps, self.num_groups, self.norm_before_gate, self.gate
+        )
 
 
 class SelfGatedRMSNorm(nn.Module):

@@ -13,6 +13,7 @@ from jaxtyping import Float, Int64
 from pydantic import ConfigDict, PositiveInt, model_validator
 from torch import Tensor
 
+from hybridrt.kernels.rotate import rotate
 from hybridrt.values import Value
 
 
@@ -180,17 +181,7 @@ class Rope:
         back: bool = False,
     ) -> Float[Tensor, "tokens heads head_dim"]:
         """Rotates the first `dim` values of every head by its token's position, or `back`."""
-        cos, sin = self._table[rope_positions][:, None].unbind(2)
-        if back:
-            sin = -sin
-        rotated = x[..., : self.dim].float()
-        axis = -1 if self.interleaved else -2
-        out = rotated * torch.stack([cos, cos], dim=axis).flatten(-2)
-        (first, second), (first_out, second_out) = self._pairs(rotated), self._pairs(out)
-        first_out.addcmul_(second, -sin)  # with `value=-1` compilers would round otherwise
-        second_out.addcmul_(first, sin)
-        out = out.to(x.dtype)
-        return out if self.dim == x.shape[-1] else torch.cat([out, x[..., self.dim :]], dim=-1)
+        return rotate(x, self._table, rope_positions, self.interleaved, back)
 
     def apply_to_last(
         self,
@@ -202,12 +193,6 @@ class Rope:
         """The same with the last `dim` values of every head."""
         kept, rotated = x.split([x.shape[-1] - self.dim, self.dim], dim=-1)
         return torch.cat([kept, self.apply(rotated, rope_positions, back=back)], dim=-1)
-
-    def _pairs(self, x: Float[Tensor, "tokens heads dim"]) -> tuple[Tensor, Tensor]:
-        """Views of the first and of the second member of every pair."""
-        if self.interleaved:
-            return x[..., 0::2], x[..., 1::2]
-        return x[..., : self.dim // 2], x[..., self.dim // 2 :]
 
 
 def _attention_factor(config: RopeConfig) -> float:

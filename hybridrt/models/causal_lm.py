@@ -12,6 +12,8 @@ from hybridrt.batch import ForwardBatch
 from hybridrt.layers.attention import shares_cache
 from hybridrt.layers.cached import CachedLayer
 from hybridrt.layers.linear import Linear
+from hybridrt.layers.mamba1 import Mamba1
+from hybridrt.layers.mamba2 import Mamba2
 from hybridrt.layers.moe import Experts
 from hybridrt.layers.norm import RMSNorm
 from hybridrt.layers.rope import Rope
@@ -112,7 +114,7 @@ class CausalLM(nn.Module):
         for rope in self.ropes:
             rope.prepare(max_model_len, device)
         for module in [*self.modules()]:
-            if isinstance(module, Linear | Experts):
+            if isinstance(module, Linear | Experts | Mamba1 | Mamba2):
                 module.pack()
 
     @property

@@ -9,12 +9,14 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from hybridrt.batch import Rows
-from hybridrt.kernels.cpu.fast_exp import fast_exp
-from hybridrt.kernels.cpu.flat import flat_rows, row_starts
+from hybridrt.kernels.cpu.bfloat16 import DTYPES, as_element, as_float, elements, of_dtype
+from hybridrt.kernels.cpu.gated import silu as silu_of
+from hybridrt.kernels.cpu.jit import kernel, parallel_kernel
+from hybridrt.kernels.cpu.rms_norm import FEW
+from hybridrt.kernels.cpu.row_starts import row_starts
 from hybridrt.kernels.reference import causal_conv1d as reference
 
 CHANNELS = 256  # a thread's share: what a token needs of it stays in its L1 cache
-LARGEST = np.float32(88)  # that `fast_exp` takes
 
 
 def causal_conv1d(
@@ -28,72 +30,102 @@ def causal_conv1d(
     activation: Literal["silu"] | None = "silu",
 ) -> Float[Tensor, "tokens channels"]:
     """See `hybridrt.kernels.causal_conv1d`."""
-    if x.dtype != torch.float32 or conv_state.dtype != torch.float32:  # numba has no bfloat16
+    if x.dtype != conv_state.dtype or x.dtype not in DTYPES:
         args = (x, weight, bias, conv_state, pages, initial_pages, batch, activation)
         return reference.causal_conv1d(*args)
     if x.stride(1) != 1:
         x = x.contiguous()
-    out = torch.empty(x.shape)
-    taps = weight.float().t().contiguous()
-    shift = torch.zeros(x.shape[1]) if bias is None else bias.float()
-    _convolve(  # pyright: ignore[reportCallIssue]
-        flat_rows(x),
-        x.stride(0),
-        taps.numpy(),
-        shift.numpy(),
-        batch.cu_seqlens_q.numpy(),
-        batch.has_initial_state.numpy(),
+    out = torch.empty(x.shape, dtype=x.dtype)
+    weight = weight.to(x.dtype).contiguous()
+    shift = torch.zeros_like(weight[:, 0]) if bias is None else bias.to(x.dtype)
+    run = _convolve_few if x.numel() <= FEW else _convolve_many
+    run(
+        *(of_dtype(x), x.data_ptr(), x.stride(0), weight.data_ptr(), shift.data_ptr()),
+        *(batch.cu_seqlens_q.numpy(), batch.has_initial_state.numpy()),
         *row_starts(conv_state, pages, initial_pages),
-        flat_rows(conv_state),
-        activation is not None,
-        out.numpy(),
+        *(conv_state.data_ptr(), activation is not None, out.data_ptr()),
+        *weight.shape,
     )
     return out
 
 
-@numba.njit(parallel=True, fastmath={"contract", "nsz", "arcp"}, cache=True)
+@kernel
 @no_type_check
-def _convolve(  # pragma: no cover  (compiled)
-    x, stride, taps, bias, cu_seqlens, has_initial, sources, targets, states, silu, out
+def _convolve(  # pragma: no cover  (compiled, as all below)
+    like,
+    x,
+    stride,
+    weight,
+    bias,
+    cu_seqlens,
+    has_initial,
+    sources,
+    targets,
+    states,
+    silu,
+    out,
+    channels,
+    width,
+    first,
 ):
-    width, channels = taps.shape
-    history = width - 1
-    for block in numba.prange((channels + CHANNELS - 1) // CHANNELS):
-        first = block * CHANNELS
-        size = min(CHANNELS, channels - first)
-        zeros = np.zeros(size, np.float32)
-        for row in range(len(targets)):
-            begin, end = cu_seqlens[row], cu_seqlens[row + 1]
-            for t in range(begin, end):
-                total = out[t, first : first + size]
-                total[:] = bias[first : first + size]
-                for k in range(width):
-                    back = t - begin + k - history  # the tap's token; below 0 in the state
-                    if back >= 0:
-                        place = (begin + back) * stride + first
-                        seen = x[place : place + size]
-                    elif has_initial[row]:
-                        place = sources[row] + (history + back) * channels + first
-                        seen = states[place : place + size]
-                    else:
-                        seen = zeros
-                    tap = taps[k, first : first + size]
-                    for c in range(size):
-                        total[c] += tap[c] * seen[c]
-                if silu:
-                    for c in range(size):
-                        v = total[c]
-                        sigmoid = np.float32(1) / (np.float32(1) + fast_exp(min(-v, LARGEST)))
-                        total[c] = np.float32(0) if v < -LARGEST else v * sigmoid
-            for k in range(history):  # from the oldest on, so that a page may be its own source
-                back = end - begin + k - history
-                place = targets[row] + k * channels + first
-                left = states[place : place + size]
+    """All rows' tokens, of one share of the channels."""
+    history, size, item = width - 1, min(CHANNELS, channels - first), like.itemsize
+    total = np.empty(size, np.float32)
+    shift = elements(bias + item * first, size, like)
+    given = elements(weight + item * first * width, size * width, like)
+    taps = np.empty((width, size), np.float32)  # a tap's channels in a row
+    for c in range(size):
+        for k in range(width):
+            taps[k, c] = as_float(given[c * width + k])
+    for row in range(len(targets)):
+        begin, end = cu_seqlens[row], cu_seqlens[row + 1]
+        own = x + item * (begin * stride + first)
+        earlier = states + item * (sources[row] + first)
+        left = states + item * (targets[row] + first)
+        for t in range(end - begin):
+            for c in range(size):
+                total[c] = as_float(shift[c])
+            for k in range(width):
+                back = t + k - history  # the tap's token; below 0 in the state
                 if back >= 0:
-                    place = (begin + back) * stride + first
-                    left[:] = x[place : place + size]
+                    seen = elements(own + item * back * stride, size, like)
                 elif has_initial[row]:
-                    place = sources[row] + (history + back) * channels + first
-                    left[:] = states[place : place + size]
+                    seen = elements(earlier + item * (history + back) * channels, size, like)
                 else:
-                    left[:] = 0
+                    continue
+                tap = taps[k]
+                for c in range(size):
+                    total[c] += tap[c] * as_float(seen[c])
+            result = elements(out + item * ((begin + t) * channels + first), size, like)
+            if silu:
+                for c in range(size):
+                    total[c] = silu_of(total[c])
+            for c in range(size):
+                result[c] = as_element(total[c], like)
+        for k in range(history):  # from the oldest on, so that a page may be its own source
+            back = end - begin + k - history
+            target = elements(left + item * k * channels, size, like)
+            if back >= 0:
+                seen = elements(own + item * back * stride, size, like)
+            elif has_initial[row]:
+                seen = elements(earlier + item * (history + back) * channels, size, like)
+            else:
+                for c in range(size):
+                    target[c] = 0
+                continue
+            for c in range(size):
+                target[c] = seen[c]
+
+
+@kernel
+@no_type_check
+def _convolve_few(*args):  # pragma: no cover
+    for first in range(0, args[-2], CHANNELS):
+        _convolve(*args, first)
+
+
+@parallel_kernel
+@no_type_check
+def _convolve_many(*args):  # pragma: no cover
+    for share in numba.prange((args[-2] + CHANNELS - 1) // CHANNELS):
+        _convolve(*args, share * CHANNELS)

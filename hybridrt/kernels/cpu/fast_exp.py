@@ -2,11 +2,12 @@
 
 from typing import no_type_check
 
-import numba
 import numpy as np
 from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
+
+from hybridrt.kernels.cpu.jit import inlined
 
 LOG2_E = np.float32(1.4426950408889634)
 SMALLEST = np.float32(-126)  # powers of two below are no normal numbers, and near enough to 0
@@ -37,7 +38,7 @@ def _float32_of_bits(typing_context, bits):
     return types.float32(types.int32), code
 
 
-@numba.njit(inline="always", fastmath=True)
+@inlined
 @no_type_check
 def fast_exp(x):  # pragma: no cover  (compiled)
     """`exp(x)` for a float32 `x <= 88`, with a relative error of at most 2e-7 + 8e-8 * |x|.

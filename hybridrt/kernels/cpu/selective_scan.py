@@ -9,9 +9,18 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from hybridrt.batch import Rows
+from hybridrt.kernels.cpu.bfloat16 import (
+    DTYPES,
+    as_element,
+    as_float,
+    elements,
+    of_dtype,
+    singles,
+)
 from hybridrt.kernels.cpu.fast_exp import fast_exp
-from hybridrt.kernels.cpu.flat import flat_rows, row_starts
-from hybridrt.kernels.reference.states import load_states, store_states
+from hybridrt.kernels.cpu.jit import inlined, parallel_kernel
+from hybridrt.kernels.cpu.row_starts import row_starts
+from hybridrt.kernels.reference import selective_scan as reference
 
 CHANNELS = 64  # a thread's share: its states, and a token's x and dt, stay in its L1 cache
 
@@ -29,55 +38,89 @@ def selective_scan(
     batch: Rows,
 ) -> Float[Tensor, "tokens channels"]:
     """See `hybridrt.kernels.selective_scan`."""
-    y = torch.empty(x.shape, dtype=torch.float32)
-    inputs = [_array(part) for part in (x, dt, A, B, C, D)]
+    if not {x.dtype, ssm_state.dtype} <= DTYPES.keys():
+        return reference.selective_scan(x, dt, A, B, C, D, ssm_state, pages, initial_pages, batch)
+    x = x.contiguous()
+    dt, A, B, C, D = (part.float().contiguous() for part in (dt, A, B, C, D))
+    y = torch.empty(x.shape, dtype=x.dtype)
     rows = (batch.cu_seqlens_q, batch.has_initial_state, batch.follows)
-    cu_seqlens, has_initial, follows = (part.numpy() for part in rows)
-    out = y.numpy()
-    if ssm_state.dtype == torch.float32:
-        of_rows = (cu_seqlens, has_initial, follows)
-        starts = row_starts(ssm_state, pages, initial_pages)
-        _scan(*inputs, *of_rows, *starts, flat_rows(ssm_state), out)  # pyright: ignore[reportCallIssue]
-        return y.to(x.dtype)
-    for run in batch.turns:  # rounded where a row ends
-        state = load_states(ssm_state, initial_pages, batch, run, torch.float32)
-        places = np.arange(len(state)) * state[0].numel()
-        given = np.ones(len(state), np.bool_)
-        of_rows = (cu_seqlens[run.start : run.stop + 1], given, ~given, places, places)
-        _scan(*inputs, *of_rows, flat_rows(state), out)  # pyright: ignore[reportCallIssue]
-        store_states(ssm_state, pages[run], state)
-    return y.to(x.dtype)
+    _scan(
+        *(of_dtype(x), x.data_ptr(), dt.data_ptr(), A.data_ptr(), B.data_ptr(), C.data_ptr()),
+        *(D.data_ptr(), *(part.numpy() for part in rows)),
+        *(of_dtype(ssm_state), ssm_state.data_ptr()),
+        *row_starts(ssm_state, pages, initial_pages),
+        *(y.data_ptr(), *A.shape),
+    )
+    return y
 
 
-def _array(part: Tensor) -> np.ndarray:
-    return part.float().contiguous().numpy()
-
-
-@numba.njit(parallel=True, fastmath={"contract", "reassoc", "nsz", "arcp"}, cache=True)
+@parallel_kernel
 @no_type_check
-def _scan(  # pragma: no cover
-    x, dt, A, B, C, D, cu_seqlens, has_initial, follows, sources, targets, states, y
+def _scan(  # pragma: no cover  (compiled, as all below)
+    like,
+    x,
+    dt,
+    A,
+    B,
+    C,
+    D,
+    cu_seqlens,
+    has_initial,
+    follows,
+    state_like,
+    states,
+    sources,
+    targets,
+    y,
+    channels,
+    state_size,
 ):
-    channels, state_size = A.shape
-    for block in numba.prange((channels + CHANNELS - 1) // CHANNELS):
-        first = block * CHANNELS
-        last = min(first + CHANNELS, channels)
-        place, size = first * state_size, (last - first) * state_size
-        h = np.empty((last - first, state_size), np.float32)
-        kept = h.reshape(size)
-        for row in range(len(targets)):
-            if not has_initial[row]:
-                kept[:] = 0
-            elif not follows[row]:
-                kept[:] = states[sources[row] + place : sources[row] + place + size]
+    rows = len(targets)
+    shares = (channels + CHANNELS - 1) // CHANNELS
+    for i in numba.prange(rows * shares):
+        begin, first = i // shares, i % shares * CHANNELS
+        if follows[begin]:
+            continue
+        end = begin + 1
+        while end < rows and follows[end]:
+            end += 1
+        count = min(CHANNELS, channels - first)
+        h = np.empty(count * state_size, np.float32)
+        for row in range(begin, end):
+            # Of a row that follows it is what the row before it has left, rounded as there.
+            source = sources[row] + first * state_size
+            kept = elements(states + state_like.itemsize * source, len(h), state_like)
+            for n in range(len(h)):
+                h[n] = as_float(kept[n]) if has_initial[row] else np.float32(0)
             for t in range(cu_seqlens[row], cu_seqlens[row + 1]):
-                for d in range(first, last):
-                    step = dt[t, d]
-                    update = step * x[t, d]
-                    total = np.float32(0)
-                    for n in range(state_size):
-                        new = h[d - first, n] * fast_exp(step * A[d, n]) + update * B[t, n]
-                        h[d - first, n] = new
-                        total += new * C[t, n]
-                    y[t, d] = total + D[d] * x[t, d]
-            states[targets[row] + place : targets[row] + place + size] = kept
+                place = t * channels + first
+                given = elements(x + like.itemsize * place, count, like)
+                result = elements(y + like.itemsize * place, count, like)
+                steps, skip = singles(dt + 4 * place, count), singles(D + 4 * first, count)
+                rates = A + 4 * first * state_size
+                b = singles(B + 4 * t * state_size, state_size)
+                c = singles(C + 4 * t * state_size, state_size)
+                if state_size == 16:  # as nearly all have: a constant makes a short loop one step
+                    _step(h, given, steps, rates, b, c, skip, result, like, 16)
+                else:
+                    _step(h, given, steps, rates, b, c, skip, result, like, state_size)
+            target = targets[row] + first * state_size
+            left = elements(states + state_like.itemsize * target, len(h), state_like)
+            for n in range(len(h)):
+                left[n] = as_element(h[n], state_like)
+
+
+@inlined
+@no_type_check
+def _step(h, given, steps, rates, b, c, skip, result, like, state_size):  # pragma: no cover
+    """One token of a share of the channels."""
+    for d in range(len(given)):
+        rate = singles(rates + 4 * d * state_size, state_size)
+        state = h[d * state_size : (d + 1) * state_size]
+        step, value = steps[d], as_float(given[d])
+        update, total = step * value, np.float32(0)
+        for n in range(state_size):
+            new = state[n] * fast_exp(step * rate[n]) + update * b[n]
+            state[n] = new
+            total += new * c[n]
+        result[d] = as_element(total + skip[d] * value, like)

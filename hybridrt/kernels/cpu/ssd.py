@@ -12,7 +12,16 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from hybridrt.batch import Rows
-from hybridrt.kernels.cpu.flat import flat_rows, row_starts
+from hybridrt.kernels.cpu.bfloat16 import (
+    DTYPES,
+    as_element,
+    as_float,
+    elements,
+    of_dtype,
+    singles,
+)
+from hybridrt.kernels.cpu.jit import inlined, parallel_kernel
+from hybridrt.kernels.cpu.row_starts import row_starts
 from hybridrt.kernels.reference import ssd as reference
 
 
@@ -30,28 +39,55 @@ def ssd(
     chunk_size: int,
 ) -> Float[Tensor, "tokens heads head_dim"]:
     """See `hybridrt.kernels.ssd`. `chunk_size` is of no use here."""
-    if ssm_state.dtype != torch.float32:  # numba has no bfloat16
+    if not {x.dtype, ssm_state.dtype} <= DTYPES.keys():
         return reference.ssd(x, dt, A, B, C, D, ssm_state, pages, initial_pages, batch, chunk_size)
-    y = torch.empty(x.shape, dtype=torch.float32)
-    inputs = [_array(part) for part in (x, dt, torch.exp(dt.float() * A), B, C, D)]
+    x, B, C = (_whole(part.to(x.dtype)) for part in (x, B, C))
+    dt, A, D = (part.float().contiguous() for part in (dt, A, D))
+    y = torch.empty(x.shape, dtype=x.dtype)
     rows = (batch.cu_seqlens_q, batch.has_initial_state, batch.follows)
-    of_rows = [*(part.numpy() for part in rows), *row_starts(ssm_state, pages, initial_pages)]
-    _scan(*inputs, *of_rows, flat_rows(ssm_state), y.numpy())  # pyright: ignore[reportCallIssue]
-    return y.to(x.dtype)
+    _scan(
+        *(of_dtype(x), x.data_ptr(), x.stride(0), dt.data_ptr(), A.data_ptr()),
+        *(B.data_ptr(), B.stride(0), C.data_ptr(), C.stride(0), D.data_ptr()),
+        *(part.numpy() for part in rows),
+        *(of_dtype(ssm_state), ssm_state.data_ptr()),
+        *row_starts(ssm_state, pages, initial_pages),
+        *(y.data_ptr(), *x.shape[1:], *B.shape[1:]),
+    )
+    return y
 
 
-def _array(part: Tensor) -> np.ndarray:
-    return part.float().contiguous().numpy()
+def _whole(part: Float[Tensor, "tokens heads dim"]) -> Float[Tensor, "tokens heads dim"]:
+    """The same, each token's elements one behind the other."""
+    return part if part.stride()[1:] == (part.shape[2], 1) else part.contiguous()
 
 
-@numba.njit(parallel=True, fastmath={"contract", "reassoc", "nsz", "arcp"}, cache=True)
+@parallel_kernel
 @no_type_check
-def _scan(  # pragma: no cover
-    x, dt, decay, B, C, D, cu_seqlens, has_initial, follows, sources, targets, states, y
+def _scan(  # pragma: no cover  (compiled, as all below)
+    like,
+    x,
+    x_stride,
+    dt,
+    A,
+    B,
+    b_stride,
+    C,
+    c_stride,
+    D,
+    cu_seqlens,
+    has_initial,
+    follows,
+    state_like,
+    states,
+    sources,
+    targets,
+    y,
+    heads,
+    head_dim,
+    groups,
+    state_size,
 ):
-    heads, head_dim = x.shape[1:]
-    groups, state_size = B.shape[1:]
-    rows = len(targets)
+    item, rows, size = like.itemsize, len(targets), head_dim * state_size
     for i in numba.prange(rows * heads):
         first, head = i // heads, i % heads
         if follows[first]:
@@ -59,21 +95,47 @@ def _scan(  # pragma: no cover
         last = first + 1
         while last < rows and follows[last]:
             last += 1
-        group = head // (heads // groups)
-        for p in range(head_dim):
-            place = (head * head_dim + p) * state_size
-            for row in range(first, last):
-                h = states[targets[row] + place : targets[row] + place + state_size]
-                if not has_initial[row]:
-                    h[:] = 0
-                elif sources[row] != targets[row]:
-                    h[:] = states[sources[row] + place : sources[row] + place + state_size]
-                for t in range(cu_seqlens[row], cu_seqlens[row + 1]):
-                    kept = decay[t, head]
-                    update = dt[t, head] * x[t, head, p]
-                    total = np.float32(0)
-                    for n in range(state_size):
-                        new = h[n] * kept + update * B[t, group, n]
-                        h[n] = new
-                        total += new * C[t, group, n]
-                    y[t, head, p] = total + D[head] * x[t, head, p]
+        group = head // (heads // groups) * state_size
+        b, c = np.empty(state_size, np.float32), np.empty(state_size, np.float32)
+        rate, skip = singles(A + 4 * head, 1)[0], singles(D + 4 * head, 1)[0]
+        in_place = state_like.itemsize == 4
+        scratch = np.empty(0 if in_place else size, np.float32)
+        for row in range(first, last):
+            place = states + state_like.itemsize * (targets[row] + head * size)
+            page = elements(place, size, state_like)
+            h = singles(place, size) if in_place else scratch
+            if not has_initial[row]:
+                h[:] = 0
+            elif sources[row] != targets[row] or not in_place:
+                start = states + state_like.itemsize * (sources[row] + head * size)
+                source = elements(start, size, state_like)
+                for n in range(size):
+                    h[n] = as_float(source[n])
+            for t in range(cu_seqlens[row], cu_seqlens[row + 1]):
+                given = elements(B + item * (t * b_stride + group), state_size, like)
+                asked = elements(C + item * (t * c_stride + group), state_size, like)
+                for n in range(state_size):
+                    b[n], c[n] = as_float(given[n]), as_float(asked[n])
+                values = elements(x + item * (t * x_stride + head * head_dim), head_dim, like)
+                result = elements(y + item * (t * heads + head) * head_dim, head_dim, like)
+                step = singles(dt + 4 * (t * heads + head), 1)[0]
+                _step(h, values, step, np.exp(step * rate), b, c, skip, result, like)
+            if not in_place:
+                for n in range(size):
+                    page[n] = as_element(h[n], state_like)
+
+
+@inlined
+@no_type_check
+def _step(h, values, step, kept, b, c, skip, result, like):  # pragma: no cover
+    """One token of one head."""
+    size = len(b)
+    for p in range(len(values)):
+        state = h[p * size : (p + 1) * size]
+        value = as_float(values[p])
+        update, total = step * value, np.float32(0)
+        for n in range(size):
+            new = state[n] * kept + update * b[n]
+            state[n] = new
+            total += new * c[n]
+        result[p] = as_element(total + skip * value, like)

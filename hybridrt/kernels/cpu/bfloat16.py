@@ -1,0 +1,135 @@
+"""bfloat16 in numba, which has none: 16 bits that are the upper half of a float32.
+
+Kernels of a few microseconds get addresses instead of arrays, since making an array of a tensor
+would take as long as they do. `elements` and `rows` are the arrays again, inside of a kernel.
+"""
+
+from typing import no_type_check
+
+import numba
+import numpy as np
+import torch
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic, overload
+from torch import Tensor
+
+from hybridrt.kernels.cpu.jit import inlined
+
+DTYPES = {
+    torch.float32: np.empty(0, np.float32),
+    torch.bfloat16: np.empty(0, np.uint16),
+}
+"""What kernels of both take, with an array of the numbers that they have of each."""
+
+
+def of_dtype(tensor: Tensor) -> np.ndarray:
+    """An array of a tensor's kind of numbers, by which a kernel is chosen."""
+    return DTYPES[tensor.dtype]
+
+
+@intrinsic
+@no_type_check
+def _pointer(typing_context, address):
+    def code(context, builder, signature, args):
+        return builder.inttoptr(args[0], cgutils.voidptr_t)
+
+    return types.voidptr(types.int64), code
+
+
+@intrinsic
+@no_type_check
+def _float_of(typing_context, bits):
+    def code(context, builder, signature, args):
+        return builder.bitcast(args[0], ir.FloatType())
+
+    return types.float32(types.uint32), code
+
+
+@intrinsic
+@no_type_check
+def _bits_of(typing_context, number):
+    def code(context, builder, signature, args):
+        return builder.bitcast(args[0], ir.IntType(32))
+
+    return types.uint32(types.float32), code
+
+
+@inlined
+@no_type_check
+def elements(address, count, like):  # pragma: no cover  (compiled, as all below)
+    """The `count` numbers at an address, of the kind that an array has."""
+    return numba.carray(_pointer(address), (count,), like.dtype)
+
+
+@inlined
+@no_type_check
+def halves(address, count):  # pragma: no cover
+    """The `count` bfloat16 numbers at an address, as uint16."""
+    return numba.carray(_pointer(address), (count,), np.uint16)
+
+
+@inlined
+@no_type_check
+def singles(address, count):  # pragma: no cover
+    """The `count` float32 numbers at an address."""
+    return numba.carray(_pointer(address), (count,), np.float32)
+
+
+@inlined
+@no_type_check
+def octets(address, count):  # pragma: no cover
+    """The `count` bytes at an address."""
+    return numba.carray(_pointer(address), (count,), np.uint8)
+
+
+@inlined
+@no_type_check
+def integers(address, count):  # pragma: no cover
+    """The `count` int64 numbers at an address."""
+    return numba.carray(_pointer(address), (count,), np.int64)
+
+
+@inlined
+@no_type_check
+def widen(half):  # pragma: no cover
+    """A bfloat16 as float32, which it is exactly."""
+    return _float_of(np.uint32(half) << np.uint32(16))
+
+
+@inlined
+@no_type_check
+def narrow(number):  # pragma: no cover
+    """A float32 as the nearest bfloat16, of two the even one."""
+    bits = _bits_of(number)
+    odd = (bits >> np.uint32(16)) & np.uint32(1)
+    rounded = (bits + np.uint32(0x7FFF) + odd) >> np.uint32(16)
+    return np.uint16(rounded if number == number else np.uint32(0x7FC0))
+
+
+@no_type_check
+def as_float(element):
+    """An element of an array of float32, or of bfloat16 as uint16, as float32."""
+    raise NotImplementedError("for compiled code")
+
+
+@no_type_check
+def as_element(number, like):
+    """A float32 as such an array has it, rounded where that is needed."""
+    raise NotImplementedError("for compiled code")
+
+
+@overload(as_float)
+@no_type_check
+def _as_float(element):  # pragma: no cover
+    if element == types.uint16:
+        return lambda element: _float_of(np.uint32(element) << np.uint32(16))
+    return lambda element: element
+
+
+@overload(as_element)
+@no_type_check
+def _as_element(number, like):  # pragma: no cover
+    if like.dtype == types.uint16:
+        return lambda number, like: narrow(number)
+    return lambda number, like: number

@@ -1,0 +1,27 @@
+"""How numba compiles the kernels of this folder.
+
+Divisions are those of the processor: Python's, which raise at zero, keep a loop from being
+vectorised. Of fast mathematics there is all that leaves infinities and NaN what they are.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numba
+
+_OPTIONS: dict[str, Any] = {
+    "fastmath": {"contract", "reassoc", "nsz", "arcp"},
+    "error_model": "numpy",
+}
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+kernel: Decorator = partial(numba.njit, **_OPTIONS, cache=True)
+"""Compiles for one thread, and keeps the result on disk."""
+
+parallel_kernel: Decorator = partial(numba.njit, **_OPTIONS, parallel=True, cache=True)
+"""Compiles loops over `numba.prange` for all threads, and keeps the result on disk."""
+
+inlined: Decorator = partial(numba.njit, **_OPTIONS, inline="always")
+"""Compiles as a part of what calls it."""

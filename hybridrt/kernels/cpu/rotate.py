@@ -1,0 +1,91 @@
+"""rotate in numba, of bfloat16."""
+
+from typing import no_type_check
+
+import numba
+import numpy as np
+import torch
+from jaxtyping import BFloat16, Float32, Int64
+from torch import Tensor
+
+from hybridrt.kernels.cpu.bfloat16 import halves, integers, narrow, singles, widen
+from hybridrt.kernels.cpu.jit import kernel, parallel_kernel
+from hybridrt.kernels.cpu.rms_norm import FEW
+
+
+def rotate(
+    x: BFloat16[Tensor, "tokens heads head_dim"],
+    table: Float32[Tensor, "positions 2 half"],
+    positions: Int64[Tensor, " tokens"],
+    interleaved: bool,
+    back: bool,
+) -> BFloat16[Tensor, "tokens heads head_dim"]:
+    """See `hybridrt.kernels.rotate`."""
+    if x.stride(2) != 1:
+        x = x.contiguous()
+    out = torch.empty(x.shape, dtype=x.dtype)
+    run = _rotate_few if x.numel() <= FEW else _rotate_many
+    run(
+        x.data_ptr(),
+        x.stride(0),
+        x.stride(1),
+        table.data_ptr(),
+        positions.contiguous().data_ptr(),
+        out.data_ptr(),
+        *x.shape,
+        table.shape[2],
+        interleaved,
+        -1.0 if back else 1.0,
+    )
+    return out
+
+
+@kernel
+@no_type_check
+def _rotate(  # pragma: no cover  (compiled)
+    x, stride, head_stride, table, position, out, heads, size, half, interleaved, sign
+):
+    angles = singles(table + 8 * position * half, 2 * half)
+    for head in range(heads):
+        given = halves(x + 2 * head * head_stride, size)
+        result = halves(out + 2 * head * size, size)
+        if interleaved:
+            for j in range(half):
+                cos, sin = angles[j], angles[half + j] * np.float32(sign)
+                a, b = widen(given[2 * j]), widen(given[2 * j + 1])
+                result[2 * j] = narrow(a * cos - b * sin)
+                result[2 * j + 1] = narrow(b * cos + a * sin)
+        else:
+            for j in range(half):
+                cos, sin = angles[j], angles[half + j] * np.float32(sign)
+                a, b = widen(given[j]), widen(given[half + j])
+                result[j] = narrow(a * cos - b * sin)
+                result[half + j] = narrow(b * cos + a * sin)
+        for j in range(2 * half, size):
+            result[j] = given[j]
+
+
+@kernel
+@no_type_check
+def _rotate_few(  # pragma: no cover
+    x, stride, head_stride, table, positions, out, tokens, heads, size, half, interleaved, sign
+):
+    at = integers(positions, tokens)
+    for t in range(tokens):
+        own, result = x + 2 * t * stride, out + 2 * t * heads * size
+        _rotate(
+            own, stride, head_stride, table, at[t], result, heads, size, half, interleaved, sign
+        )
+
+
+@parallel_kernel
+@no_type_check
+def _rotate_many(  # pragma: no cover
+    x, stride, head_stride, table, positions, out, tokens, heads, size, half, interleaved, sign
+):
+    at = integers(positions, tokens)
+    for t in numba.prange(tokens):
+        own, result = x + 2 * t * stride, out + 2 * t * heads * size
+        _rotate(
+            own, stride, head_stride, table, at[t], result, heads, size, half, interleaved, sign
+        )

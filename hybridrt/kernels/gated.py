@@ -1,0 +1,27 @@
+"""Half of a feed-forward layer's inner values gates the other half."""
+
+from math import inf
+
+from jaxtyping import Float
+from torch import Tensor
+
+from hybridrt.kernels.backend import numba_takes
+from hybridrt.kernels.reference import gates as reference
+from hybridrt.kernels.reference.gates import Gating
+
+
+def gated(
+    gate_up: Float[Tensor, "*batch twice_inner"],
+    gating: Gating = "silu",
+    alpha: float = 1.0,
+    limit: float = inf,
+) -> Float[Tensor, "*batch inner"]:
+    """`act(gate) * up`, where the gate is the first half of the last axis, or as `gating` says.
+
+    See `hybridrt.kernels.reference.gates` for all of them.
+    """
+    if gating == "silu" and numba_takes(gate_up):
+        from hybridrt.kernels.cpu import gated as cpu
+
+        return cpu.silu_gated(gate_up)
+    return reference.gated(gate_up, gating, alpha, limit)
