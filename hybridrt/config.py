@@ -58,6 +58,8 @@ class EngineConfig(Value):
             `None`: the environment's `HYBRIDRT_KERNEL_BLOCK_SIZE`, else in each group
             the largest that the kernels of all its layers can index.
         kv_layout: `"HND"` (heads before tokens) or `"NHD"` inside a kernel block.
+        quantization: of the weights of linear layers and experts, when they are loaded: `"int8"`
+            or `"int4"` (see `hybridrt.kernels.quantised_linear` for their errors). `None`: none.
         kv_cache_dtype: of cached keys and values: `"auto"` is the model's; `"fp8_e4m3"`
             and `"int8"` are quantised (see `hybridrt.kernels.quantise` for their errors).
         state_dtype: of SSM states.
@@ -87,6 +89,7 @@ class EngineConfig(Value):
         default_factory=_kernel_block_size_of_environment, validate_default=True
     )
     kv_layout: Literal["HND", "NHD"] = "HND"
+    quantization: Literal["int8", "int4"] | None = None
     kv_cache_dtype: Literal["auto", "fp8_e4m3", "int8"] = "auto"
     state_dtype: Literal["float32", "bfloat16"] = "float32"
     enable_prefix_caching: bool = True

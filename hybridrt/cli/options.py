@@ -44,6 +44,9 @@ class EngineOptions:
         str, _engine("Of weights and activations: auto (the checkpoint's), float32, bfloat16 ...")
     ] = "auto"
     device: Annotated[str, _engine("auto, cpu, cuda or cuda:N.")] = "auto"
+    quantization: Annotated[
+        str | None, _engine("Of weights, while they are loaded: int8 or int4.")
+    ] = None
     max_model_len: Annotated[
         int | None, _engine("Tokens of the longest sequence, prompt and output together.")
     ] = None

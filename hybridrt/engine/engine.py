@@ -79,7 +79,9 @@ class Engine:
     def fingerprint(self) -> Fingerprint:
         """What must agree before another engine can go on with pages of this one."""
         groups = {f"group {group.name}": group.layers for group in self.plan.groups}
-        layout = {"kv_layout": self.config.kv_layout}
+        layout: dict[str, Any] = {"kv_layout": self.config.kv_layout}
+        if self.config.quantization is not None:
+            layout["quantization"] = self.config.quantization
         return {**fingerprint(self.plan, self._directory), **groups, **layout}
 
     @property

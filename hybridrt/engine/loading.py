@@ -94,7 +94,7 @@ def load(blueprint: Blueprint, *, progress: bool) -> Pool:
         quantisation=blueprint.quantisation,
     )
     assert config.max_model_len is not None
-    model.prepare(config.max_model_len, device)
+    model.prepare(config.max_model_len, device, config.quantization)
     pool = Pool(blueprint.plan, device, poison_freed_pages=config.poison_freed_pages)
     layers = model.cached_layers()
     for layer_plan in blueprint.plan.layers:

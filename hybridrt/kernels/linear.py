@@ -2,8 +2,17 @@
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
+
+from hybridrt.kernels.quantised_linear import (
+    QuantisedMatrices,
+    QuantisedWeight,
+    quantised_linear,
+)
+
+PackedMatrices = nn.ParameterList | QuantisedMatrices
+"""Matrices that `pack_weight` gave, or quantised ones, where plain ones are stacked in a tensor."""
 
 
 def pack_weight(weight: Float[Tensor, "outputs inputs"]) -> Float[Tensor, "outputs inputs"]:
@@ -20,10 +29,12 @@ def pack_weight(weight: Float[Tensor, "outputs inputs"]) -> Float[Tensor, "outpu
 
 def linear(
     x: Float[Tensor, "*batch inputs"],
-    weight: Float[Tensor, "outputs inputs"],
+    weight: Float[Tensor, "outputs inputs"] | QuantisedWeight,
     bias: Float[Tensor, " outputs"] | None,
 ) -> Float[Tensor, "*batch outputs"]:
-    """`x W^T + b`, with a weight that `pack_weight` gave or a plain one."""
+    """`x W^T + b`, with a weight that is plain, or that `pack_weight` or `quantise_weight` gave."""
+    if isinstance(weight, QuantisedWeight):
+        return quantised_linear(x, weight, bias)
     if weight.is_mkldnn:
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return F.linear(x, weight, bias)

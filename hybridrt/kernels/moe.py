@@ -3,8 +3,9 @@
 from math import inf
 
 from jaxtyping import Float, Int64
-from torch import Tensor, nn
+from torch import Tensor
 
+from hybridrt.kernels.linear import PackedMatrices
 from hybridrt.kernels.op import like_first, torch_op
 from hybridrt.kernels.reference import moe as reference
 from hybridrt.kernels.reference.gates import Gating
@@ -12,8 +13,8 @@ from hybridrt.kernels.reference.gates import Gating
 
 def moe_experts(
     x: Float[Tensor, "tokens hidden"],
-    gate_up: Float[Tensor, "experts twice_inner hidden"] | nn.ParameterList,
-    down: Float[Tensor, "experts hidden inner"] | nn.ParameterList,
+    gate_up: Float[Tensor, "experts twice_inner hidden"] | PackedMatrices,
+    down: Float[Tensor, "experts hidden inner"] | PackedMatrices,
     expert_ids: Int64[Tensor, "tokens top_k"],
     weights: Float[Tensor, "tokens top_k"],
     gate_up_bias: Float[Tensor, "experts twice_inner"] | None = None,
@@ -30,7 +31,7 @@ def moe_experts(
     `hybridrt.kernels.reference.gates` has, with its `alpha` and `limit`. Summed in float32.
     """
     rest = (expert_ids, weights, gate_up_bias, down_bias, gating, alpha, limit)
-    if isinstance(gate_up, nn.ParameterList) or isinstance(down, nn.ParameterList):
+    if isinstance(gate_up, PackedMatrices) or isinstance(down, PackedMatrices):
         return reference.moe_experts(x, gate_up, down, *rest)
     return stacked_moe_experts(x, gate_up, down, *rest)
 

@@ -1,16 +1,17 @@
 """Experts without gates: each on the tokens that were routed to it."""
 
 from jaxtyping import Float, Int64
-from torch import Tensor, nn
+from torch import Tensor
 
+from hybridrt.kernels.linear import PackedMatrices
 from hybridrt.kernels.op import like_first, torch_op
 from hybridrt.kernels.reference import relu2_moe as reference
 
 
 def relu2_experts(
     x: Float[Tensor, "tokens hidden"],
-    up: Float[Tensor, "experts inner hidden"] | nn.ParameterList,
-    down: Float[Tensor, "experts hidden inner"] | nn.ParameterList,
+    up: Float[Tensor, "experts inner hidden"] | PackedMatrices,
+    down: Float[Tensor, "experts hidden inner"] | PackedMatrices,
     expert_ids: Int64[Tensor, "tokens top_k"],
     weights: Float[Tensor, "tokens top_k"],
 ) -> Float[Tensor, "tokens hidden"]:
@@ -18,7 +19,7 @@ def relu2_experts(
 
     Summed in float32.
     """
-    if isinstance(up, nn.ParameterList) or isinstance(down, nn.ParameterList):
+    if isinstance(up, PackedMatrices) or isinstance(down, PackedMatrices):
         return reference.relu2_experts(x, up, down, expert_ids, weights)
     return stacked_relu2_experts(x, up, down, expert_ids, weights)
 

@@ -7,6 +7,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hybridrt.kernels.linear import linear, pack_weight
+from hybridrt.kernels.quantised_linear import (
+    Bits,
+    QuantisedWeight,
+    can_quantise,
+    quantise_weight,
+)
 
 
 class Linear(nn.Module):
@@ -21,17 +27,25 @@ class Linear(nn.Module):
         super().__init__()
         self.packs = packs
         self.weight = nn.Parameter(torch.empty(out_features, in_features), requires_grad=False)
+        self.quantised: QuantisedWeight | None = None
         self.bias = nn.Parameter(torch.empty(out_features), requires_grad=False) if bias else None
 
     def forward(self, x: Float[Tensor, "*batch inputs"]) -> Float[Tensor, "*batch outputs"]:
-        return linear(x, self.weight, self.bias)
+        return linear(x, self.quantised or self.weight, self.bias)
 
-    def pack(self) -> None:
-        """Brings the weight into the device's own layout; from then on only `forward` reads it.
+    def pack(self, bits: Bits | None = None) -> None:
+        """Brings the weight into the device's own layout, or into numbers of so many bits.
 
-        A weight that is shared with another module stays as it is there.
+        From then on only `forward` reads it. A weight that is shared with another module stays
+        as it is there, and one whose inputs aren't whole groups has its own dtype.
         """
-        packed = pack_weight(self.weight) if self.packs else self.weight
+        if not self.packs or self.quantised is not None:
+            return
+        if bits is not None and can_quantise(self.weight, bits):
+            self.quantised = quantise_weight(self.weight, bits)
+            packed = self.weight.to("meta")  # its shape is left, and no memory
+        else:
+            packed = pack_weight(self.weight)
         if packed is not self.weight:
             self.weight = nn.Parameter(packed, requires_grad=False)
 

@@ -11,6 +11,12 @@ from torch.nn import functional as F
 
 from hybridrt.kernels.linear import pack_weight
 from hybridrt.kernels.moe import moe_experts
+from hybridrt.kernels.quantised_linear import (
+    Bits,
+    QuantisedMatrices,
+    can_quantise,
+    quantise_weight,
+)
 from hybridrt.layers.linear import Linear
 from hybridrt.layers.mlp import MLP
 from hybridrt.values import Value, check_divides
@@ -122,10 +128,14 @@ class Experts(nn.Module):
         )
         self.down_proj = nn.Parameter(torch.empty(experts, hidden, inner), requires_grad=False)
 
-    def pack(self) -> None:
-        """Brings every matrix into the device's own layout, where it has one."""
+    def pack(self, bits: Bits | None = None) -> None:
+        """Brings every matrix into the device's own layout, or into numbers of so many bits."""
         for name, stacked in [*self.named_parameters()]:
             if stacked.dim() != 3:  # a bias
+                continue
+            if bits is not None and can_quantise(stacked[0], bits):
+                delattr(self, name)
+                setattr(self, name, QuantisedMatrices(quantise_weight(m, bits) for m in stacked))
                 continue
             matrices = [pack_weight(matrix) for matrix in stacked]
             if matrices[0].is_mkldnn:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hybridrt.batch import ForwardBatch
+from hybridrt.kernels.quantised_linear import BITS, Quantization
 from hybridrt.layers.attention import shares_cache
 from hybridrt.layers.cached import CachedLayer
 from hybridrt.layers.linear import Linear
@@ -109,12 +110,23 @@ class CausalLM(nn.Module):
         layers = ((n, m) for n, m in self.named_modules() if isinstance(m, CachedLayer))
         return {n: m for n, m in layers if not (shares_cache(m) or m.caches_nothing)}
 
-    def prepare(self, max_model_len: int, device: torch.device) -> None:
-        """Makes what is computed rather than loaded, once the weights are there."""
+    def prepare(
+        self,
+        max_model_len: int,
+        device: torch.device,
+        quantization: Quantization | None = None,
+    ) -> None:
+        """Makes what is computed rather than loaded, once the weights are there.
+
+        What gives the logits has 8 bits at least: an error there is one of them all.
+        """
         for rope in self.ropes:
             rope.prepare(max_model_len, device)
+        bits = None if quantization is None else BITS[quantization]
         for module in [*self.modules()]:
-            if isinstance(module, Linear | Experts | Mamba1 | Mamba2):
+            if isinstance(module, Linear | Experts):
+                module.pack(8 if bits and module is self.lm_head else bits)
+            elif isinstance(module, Mamba1 | Mamba2):
                 module.pack()
 
     @property

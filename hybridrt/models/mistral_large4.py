@@ -12,6 +12,7 @@ import torch
 from pydantic import PositiveInt, model_validator
 from torch import nn
 
+from hybridrt.kernels.quantised_linear import Quantization
 from hybridrt.layers.learned_frequencies import LearnedFrequencies
 from hybridrt.layers.mla import MLAConfig
 from hybridrt.layers.moe import MoEConfig
@@ -142,9 +143,14 @@ class Model(SelectingLM):
         super().__init__(config, layers, eps, [rope], logit_softcap=cap)
         self.model.rotary_emb = LearnedFrequencies(config.qk_rope_head_dim // 2)
 
-    def prepare(self, max_model_len: int, device: torch.device) -> None:
+    def prepare(
+        self,
+        max_model_len: int,
+        device: torch.device,
+        quantization: Quantization | None = None,
+    ) -> None:
         """Makes what is computed rather than loaded, once the weights are there."""
         learned = self.model.rotary_emb
         assert isinstance(learned, LearnedFrequencies)
         learned.apply_to(self.ropes)
-        super().prepare(max_model_len, device)
+        super().prepare(max_model_len, device, quantization)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hybridrt import SamplingParams
-from hybridrt.kernels import linear
+from hybridrt.kernels import backend, linear
 from tests.harness.engines import open_llm
 from tests.harness.graphs import QUIET, Graphs
 
@@ -48,6 +48,8 @@ def test_tokens_and_every_byte_of_the_pool_are_the_same(
     """States are in float32, beside convolutions' inputs, keys and latents in bfloat16."""
     # A graph can't take weights in oneDNN's own layout.
     monkeypatch.setattr(linear, "_has_onednn", lambda: False)
+    # In a graph norms, rotations and gates are plain torch, which rounds more often than numba.
+    monkeypatch.setattr(backend, "has_numba", lambda tensor: False)
     graphs = Graphs()
     logprobs, pool = _decode(name, graphs)
     expected, expected_pool = _decode(name, None)

@@ -5,19 +5,20 @@ from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int64
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from hybridrt.kernels.linear import linear
-from hybridrt.kernels.reference.gates import Gating, gated
+from hybridrt.kernels.gated import gated
+from hybridrt.kernels.linear import PackedMatrices, linear
+from hybridrt.kernels.reference.gates import Gating
 
 FEW_TOKENS = 64  # as a decode step has: then a CUDA device is not asked who got how many
 
 
 def moe_experts(
     x: Float[Tensor, "tokens hidden"],
-    gate_up: Float[Tensor, "experts twice_inner hidden"] | nn.ParameterList,
-    down: Float[Tensor, "experts hidden inner"] | nn.ParameterList,
+    gate_up: Float[Tensor, "experts twice_inner hidden"] | PackedMatrices,
+    down: Float[Tensor, "experts hidden inner"] | PackedMatrices,
     expert_ids: Int64[Tensor, "tokens top_k"],
     weights: Float[Tensor, "tokens top_k"],
     gate_up_bias: Float[Tensor, "experts twice_inner"] | None = None,
@@ -34,7 +35,7 @@ def moe_experts(
     counts = torch.zeros(len(gate_up), dtype=torch.int64, device=x.device)
     counts.index_add_(0, flat_ids, torch.ones_like(flat_ids))
     inner = _Inner(gate_up_bias, down_bias, gating, alpha, limit)
-    if isinstance(gate_up, nn.ParameterList) or isinstance(down, nn.ParameterList):
+    if isinstance(gate_up, PackedMatrices) or isinstance(down, PackedMatrices):
         outputs = _one_by_one(x[tokens], gate_up, down, inner, counts)
     elif _can_group(x, gate_up, down):
         outputs = _on_device(x[tokens], gate_up, down, inner, flat_ids[order], counts)
@@ -73,8 +74,8 @@ def _can_group(*tensors: Tensor) -> bool:
 
 def _one_by_one(
     x: Float[Tensor, "assignments hidden"],
-    gate_up: Float[Tensor, "experts twice_inner hidden"] | nn.ParameterList,
-    down: Float[Tensor, "experts hidden inner"] | nn.ParameterList,
+    gate_up: Float[Tensor, "experts twice_inner hidden"] | PackedMatrices,
+    down: Float[Tensor, "experts hidden inner"] | PackedMatrices,
     inner: _Inner,
     counts: Int64[Tensor, " experts"],
 ) -> Float[Tensor, "assignments hidden"]:

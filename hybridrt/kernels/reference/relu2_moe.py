@@ -2,17 +2,18 @@
 
 import torch
 from jaxtyping import Float, Int64
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from hybridrt.kernels.linear import linear
+from hybridrt.kernels.linear import PackedMatrices, linear
+from hybridrt.kernels.quantised_linear import QuantisedWeight
 from hybridrt.kernels.reference.moe import FEW_TOKENS
 
 
 def relu2_experts(
     x: Float[Tensor, "tokens hidden"],
-    up: Float[Tensor, "experts inner hidden"] | nn.ParameterList,
-    down: Float[Tensor, "experts hidden inner"] | nn.ParameterList,
+    up: Float[Tensor, "experts inner hidden"] | PackedMatrices,
+    down: Float[Tensor, "experts hidden inner"] | PackedMatrices,
     expert_ids: Int64[Tensor, "tokens top_k"],
     weights: Float[Tensor, "tokens top_k"],
 ) -> Float[Tensor, "tokens hidden"]:
@@ -36,7 +37,7 @@ def relu2_experts(
 
 def _expert(
     x: Float[Tensor, "assignments hidden"],
-    up: Float[Tensor, "inner hidden"],
-    down: Float[Tensor, "hidden inner"],
+    up: Float[Tensor, "inner hidden"] | QuantisedWeight,
+    down: Float[Tensor, "hidden inner"] | QuantisedWeight,
 ) -> Float[Tensor, "assignments hidden"]:
     return linear(F.relu(linear(x, up, None)).square_(), down, None)

@@ -1,0 +1,80 @@
+"""The matrix product of a linear layer whose weight has 8 or 4 bits a number."""
+
+from typing import Literal
+
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hybridrt.kernels.backend import numba_takes
+from hybridrt.kernels.reference import quantised_linear as reference
+
+Bits = Literal[8, 4]
+Quantization = Literal["int8", "int4"]
+
+BITS: dict[Quantization, Bits] = {"int8": 8, "int4": 4}
+
+GROUP: dict[Bits, int] = {8: 128, 4: 32}
+"""Neighbouring inputs of an output that share a scale."""
+
+
+class QuantisedWeight(nn.Module):
+    """A weight as whole numbers and their scales.
+
+    `values: uint8[outputs, inputs * bits / 8]`: with 8 bits an int8 each; with 4 the byte i of a
+    group has the weights i and 16 + i, each plus 8, the first in its lower half.
+    `scales: bfloat16[outputs, inputs / group]`.
+    """
+
+    values: Tensor
+    scales: Tensor
+
+    def __init__(self, values: Tensor, scales: Tensor, bits: Bits) -> None:
+        super().__init__()
+        self.bits: Bits = bits
+        self.register_buffer("values", values, persistent=False)
+        self.register_buffer("scales", scales, persistent=False)
+
+    def dequantised(self) -> Float[Tensor, "outputs inputs"]:
+        """The weight that it stands for, in bfloat16."""
+        return reference.dequantise_weight(self.values, self.scales, self.bits)
+
+
+class QuantisedMatrices(nn.ModuleList):
+    """The weights of several experts."""
+
+    def __getitem__(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, index: int
+    ) -> QuantisedWeight:
+        return super().__getitem__(index)  # pyright: ignore[reportReturnType]
+
+
+def can_quantise(weight: Float[Tensor, "outputs inputs"], bits: Bits) -> bool:
+    """Whether its inputs are whole groups, and its outputs enough for a kernel to have some."""
+    return weight.shape[1] % GROUP[bits] == 0 and weight.shape[0] >= 4
+
+
+def quantise_weight(weight: Float[Tensor, "outputs inputs"], bits: Bits) -> QuantisedWeight:
+    """Rounds every weight to a multiple of its group's scale.
+
+    A scale is the weight that is furthest from 0, divided by -128 with 8 bits, by -8 with 4. So
+    a weight is off by at most half of that scale, or by one where it is as far on the other
+    side; of normally distributed weights the root of the mean square is 0.7 % and 9 % of theirs.
+    """
+    return QuantisedWeight(*reference.quantise_weight(weight, bits, GROUP[bits]), bits)
+
+
+def quantised_linear(
+    x: Float[Tensor, "*batch inputs"],
+    weight: QuantisedWeight,
+    bias: Float[Tensor, " outputs"] | None,
+) -> Float[Tensor, "*batch outputs"]:
+    """`x W^T + b` with the dequantised weight, summed in float32."""
+    if numba_takes(x):
+        from hybridrt.kernels.cpu import quantised_linear as cpu
+
+        rows = x.reshape(-1, x.shape[-1])
+        out = cpu.quantised_linear(rows, weight.values, weight.scales, weight.bits)
+        out = out.view(*x.shape[:-1], out.shape[-1])
+        return out if bias is None else out + bias
+    return F.linear(x, weight.dequantised().to(x.dtype), bias)

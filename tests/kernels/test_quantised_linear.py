@@ -1,0 +1,103 @@
+"""Weights of 8 and 4 bits: what they stand for, and products with them."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hybridrt.kernels.cpu.quantised_linear import MOST_TOKENS
+from hybridrt.kernels.quantised_linear import (
+    GROUP,
+    Bits,
+    can_quantise,
+    quantise_weight,
+    quantised_linear,
+)
+from tests.harness.properties import bounded
+from tests.harness.tolerance import rms
+
+BITS: tuple[Bits, ...] = (8, 4)
+
+
+@bounded(60)
+@given(
+    outputs=st.integers(4, 9),
+    groups=st.integers(1, 3),
+    bits=st.sampled_from(BITS),
+    size=st.sampled_from([1e-30, 0.02, 1.0, 1e30]),
+    seed=st.integers(0, 99),
+)
+def test_a_weight_is_off_by_half_a_step(
+    outputs: int, groups: int, bits: Bits, size: float, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    weight = (size * torch.randn(outputs, groups * GROUP[bits])).bfloat16()
+    weight[0] = 0
+    found = quantise_weight(weight, bits)
+    assert found.values.numel() * 8 == weight.numel() * bits
+    by_group = weight.double().unflatten(1, (groups, -1))
+    error = (found.dequantised().double() - weight.double()).abs().unflatten(1, (groups, -1))
+    step = by_group.abs().amax(-1, keepdim=True) / 2 ** (bits - 1)
+    # Half a step; a whole one where the other end of the range is one short; and what rounding
+    # a scale and a weight to bfloat16 adds to a number of so many steps.
+    assert (error <= step * (1 + 2**bits * 2.0**-9)).all()
+    inside = by_group.abs() < by_group.abs().amax(-1, keepdim=True) * (1 - 2.0 ** (2 - bits))
+    assert (error[inside] <= (step * (0.5 + 2**bits * 2.0**-9)).expand_as(error)[inside]).all()
+
+
+@pytest.mark.parametrize(("bits", "share"), [(8, 0.0075), (4, 0.095)])
+def test_the_error_is_what_is_written_down(bits: Bits, share: float) -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(256, 1024).bfloat16()
+    error = rms(quantise_weight(weight, bits).dequantised() - weight) / rms(weight)
+    assert 0.8 * share < error < share
+
+
+@bounded(60)
+@given(
+    tokens=st.sampled_from([0, 1, 2, 3, 4, 5, 8, 9, MOST_TOKENS, MOST_TOKENS + 1]),
+    outputs=st.sampled_from([4, 5, 63, 64, 67, 130]),
+    groups=st.integers(1, 3),
+    bits=st.sampled_from(BITS),
+    bias=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_products(
+    tokens: int, outputs: int, groups: int, bits: Bits, bias: bool, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    weight = quantise_weight(torch.randn(outputs, groups * GROUP[bits]).bfloat16(), bits)
+    x = torch.randn(tokens, groups * GROUP[bits]).bfloat16()
+    shift = torch.randn(outputs).bfloat16() if bias else None
+    exact = x.double() @ weight.dequantised().double().T
+    exact = exact if shift is None else exact + shift.double()
+    found = quantised_linear(x, weight, shift)
+    assert found.dtype == torch.bfloat16 and found.shape == exact.shape
+    # A product and its bias are rounded; widened weights are too, where there are many tokens.
+    scale = x.double().norm(dim=-1, keepdim=True) * weight.dequantised().double().norm(dim=-1)
+    assert ((found - exact).abs() <= 2.0**-8 * exact.abs() + 2.0**-8 * scale).all()
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_a_token_is_as_alone_in_any_company(bits: Bits) -> None:
+    torch.manual_seed(1)
+    weight = quantise_weight(torch.randn(70, 256).bfloat16(), bits)
+    x = torch.randn(MOST_TOKENS, 256).bfloat16()
+    alone = torch.cat([quantised_linear(row[None], weight, None) for row in x])
+    for count in (2, 3, 7, 11, MOST_TOKENS):
+        together = quantised_linear(x[:count], weight, None)
+        assert (together - alone[:count]).abs().max() <= 2.0**-7 * alone.abs().max()
+
+
+def test_what_has_no_whole_groups_is_left() -> None:
+    assert can_quantise(torch.empty(8, 128), 8) and can_quantise(torch.empty(8, 96), 4)
+    assert not can_quantise(torch.empty(8, 96), 8)
+    assert not can_quantise(torch.empty(8, 48), 4)
+    assert not can_quantise(torch.empty(2, 128), 8)
+
+
+def test_in_float32_it_is_the_dequantised_weight() -> None:
+    torch.manual_seed(2)
+    weight, x = quantise_weight(torch.randn(8, 128), 8), torch.randn(3, 128)
+    expected = x @ weight.dequantised().float().T
+    torch.testing.assert_close(quantised_linear(x, weight, None), expected)
