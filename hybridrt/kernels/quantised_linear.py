@@ -18,26 +18,31 @@ GROUP: dict[Bits, int] = {8: 128, 4: 32}
 """Neighbouring inputs of an output that share a scale."""
 
 
-class QuantisedWeight(nn.Module):
-    """A weight as whole numbers and their scales.
+TOGETHER = 4
+"""Rows of a weight that are stored group by group, so that they are read from end to end."""
 
-    `values: uint8[outputs, inputs * bits / 8]`: with 8 bits an int8 each; with 4 the byte i of a
-    group has the weights i and 16 + i, each plus 8, the first in its lower half.
-    `scales: bfloat16[outputs, inputs / group]`.
+
+class QuantisedWeight(nn.Module):
+    """A weight as whole numbers and their scales, in blocks of `TOGETHER` outputs.
+
+    `values: uint8[blocks, inputs / group, TOGETHER, group bytes]`: with 8 bits an int8 each; with 4
+    the byte i of a group has the weights i and 16 + i, each plus 8, the first in its lower half.
+    `scales: bfloat16[blocks, inputs / group, TOGETHER]`. Behind the last output are zeros.
     """
 
     values: Tensor
     scales: Tensor
 
-    def __init__(self, values: Tensor, scales: Tensor, bits: Bits) -> None:
+    def __init__(self, values: Tensor, scales: Tensor, bits: Bits, outputs: int) -> None:
         super().__init__()
         self.bits: Bits = bits
+        self.outputs = outputs
         self.register_buffer("values", values, persistent=False)
         self.register_buffer("scales", scales, persistent=False)
 
     def dequantised(self) -> Float[Tensor, "outputs inputs"]:
         """The weight that it stands for, in bfloat16."""
-        return reference.dequantise_weight(self.values, self.scales, self.bits)
+        return reference.dequantise_weight(self.values, self.scales, self.bits, self.outputs)
 
 
 class QuantisedMatrices(nn.ModuleList):
@@ -50,8 +55,8 @@ class QuantisedMatrices(nn.ModuleList):
 
 
 def can_quantise(weight: Float[Tensor, "outputs inputs"], bits: Bits) -> bool:
-    """Whether its inputs are whole groups, and its outputs enough for a kernel to have some."""
-    return weight.shape[1] % GROUP[bits] == 0 and weight.shape[0] >= 4
+    """Whether its inputs are whole groups."""
+    return weight.shape[1] % GROUP[bits] == 0
 
 
 def quantise_weight(weight: Float[Tensor, "outputs inputs"], bits: Bits) -> QuantisedWeight:
@@ -61,7 +66,8 @@ def quantise_weight(weight: Float[Tensor, "outputs inputs"], bits: Bits) -> Quan
     a weight is off by at most half of that scale, or by one where it is as far on the other
     side; of normally distributed weights the root of the mean square is 0.7 % and 9 % of theirs.
     """
-    return QuantisedWeight(*reference.quantise_weight(weight, bits, GROUP[bits]), bits)
+    parts = reference.quantise_weight(weight, bits, GROUP[bits], TOGETHER)
+    return QuantisedWeight(*parts, bits, len(weight))
 
 
 def quantised_linear(
@@ -74,7 +80,7 @@ def quantised_linear(
         from hybridrt.kernels.cpu import quantised_linear as cpu
 
         rows = x.reshape(-1, x.shape[-1])
-        out = cpu.quantised_linear(rows, weight.values, weight.scales, weight.bits)
-        out = out.view(*x.shape[:-1], out.shape[-1])
+        of_weight = (weight.values, weight.scales, weight.bits, weight.outputs)
+        out = cpu.quantised_linear(rows, *of_weight).view(*x.shape[:-1], weight.outputs)
         return out if bias is None else out + bias
     return F.linear(x, weight.dequantised().to(x.dtype), bias)

@@ -4,7 +4,8 @@ numba's own loops would widen a weight once for every vector. Here it is widened
 register, and multiplied with all of them; and what is loaded of the vectors, with several rows
 of weights. LLVM cuts vectors of 16 to what the processor has.
 
-Vectors come packed: `[inputs / 16, count, 16]`, float32.
+Vectors come packed: `[inputs / 16, count, 16]`, float32. Weights come as they are stored, see
+`hybridrt.kernels.quantised_linear.QuantisedWeight`: in the order in which they are read.
 """
 
 from collections.abc import Callable
@@ -15,8 +16,10 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 LANES = 16
-ROWS = {1: 4, 2: 4, 4: 4, 8: 2}
-"""How many rows of weights at once, by how many vectors: a register for each sum."""
+ROWS = 4
+"""Of weights at once: those that are stored together."""
+VECTORS = (1, 2, 4)
+"""At once: there is a register for each sum."""
 
 _BYTE, _HALF, _WORD, _LONG = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 _SINGLE = ir.FloatType()
@@ -27,8 +30,8 @@ _BYTES, _WORDS, _SINGLES = (ir.VectorType(t, LANES) for t in (_BYTE, _WORD, _SIN
 def make_dot(bits: int, group: int, count: int) -> Callable[..., Any]:
     """A function `(weights, scales, vectors, sums, groups)` for compiled code.
 
-    `weights` and `scales` are the addresses of the first of `ROWS[count]` rows, `vectors` that
-    of packed ones, and `sums` that of `float32[ROWS[count], count]`, which it writes.
+    `weights` and `scales` are the addresses of the first of `ROWS` rows, `vectors` that
+    of packed ones, and `sums` that of `float32[ROWS, count]`, which it writes.
     """
 
     @intrinsic
@@ -48,12 +51,9 @@ class _Dot:
 
     def __init__(self, builder, bits, group, count, groups):
         self.builder, self.bits, self.group, self.groups = builder, bits, group, groups
-        self.rows, self.count = range(ROWS[count]), range(count)
+        self.rows, self.count = range(ROWS), range(count)
         fma = ir.FunctionType(_SINGLES, [_SINGLES] * 3)
         self.fma = cgutils.get_or_insert_function(builder.module, fma, "llvm.fma.v16f32")
-        add = ir.FunctionType(_SINGLE, [_SINGLE, _SINGLES])
-        name = "llvm.vector.reduce.fadd.v16f32"
-        self.add_up = cgutils.get_or_insert_function(builder.module, add, name)
 
     def write(self, weights, scales, vectors, sums):
         b, zero = self.builder, ir.Constant(_SINGLES, [0.0] * LANES)
@@ -63,22 +63,44 @@ class _Dot:
             b.store(zero, total)
         group_bytes = self.group * self.bits // 8
         with cgutils.for_range(b, self.groups) as loop:
-            of_row = self._times(self.groups, group_bytes), self._times(self.groups, 2)
             given = self._add(vectors, self._times(loop.index, 4 * self.group * len(self.count)))
-            rows = []
-            for row in self.rows:
-                own = self._add(weights, self._times(loop.index, group_bytes))
-                scale = self._add(scales, self._times(loop.index, 2))
-                for stride in [of_row] * row:
-                    own, scale = self._add(own, stride[0]), self._add(scale, stride[1])
-                rows.append((own, self._scale(scale)))
+            own = self._add(weights, self._times(loop.index, ROWS * group_bytes))
+            scale = self._scales(self._add(scales, self._times(loop.index, ROWS * 2)))
+            places = (self._add(own, ir.Constant(_LONG, row * group_bytes)) for row in self.rows)
+            rows = [(place, self._lane(scale, row)) for row, place in enumerate(places)]
             self._add_group(totals, rows, given)
-        for number, total in enumerate(totals.values()):
-            found = b.call(
-                self.add_up, [ir.Constant(_SINGLE, 0.0), b.load(total)], fastmath=("reassoc",)
+        self._store_sums([b.load(total) for total in totals.values()], sums)
+
+    def _store_sums(self, totals, place):
+        """Adds up the lanes of each of 4, 8 or 16 vectors, and stores the sums in their order.
+
+        Two vectors become one, in which each has half of the lanes; at last all are in one.
+        """
+        count, width = len(totals), LANES
+        while len(totals) > 1:
+            pairs = zip(totals[::2], totals[1::2], strict=True)
+            width //= 2
+            totals = [self._add_halves(one, other, width) for one, other in pairs]
+        (found,) = totals
+        while width > 1:
+            width //= 2
+            found = self._add_halves(found, found, width)
+        for number in range(count):
+            lane = ir.Constant(_WORD, number)
+            to = self._add(place, ir.Constant(_LONG, 4 * number))
+            single = self.builder.extract_element(found, lane)
+            self.builder.store(single, self.builder.inttoptr(to, _SINGLE.as_pointer()))
+
+    def _add_halves(self, one, other, width):
+        """The first half of every `2 width` lanes plus the second: of one, then of the other."""
+        lanes = [lane for lane in range(2 * LANES) if lane % (2 * width) < width]
+        first, second = (
+            self.builder.shuffle_vector(
+                one, other, ir.Constant(_WORDS, [lane + more for lane in lanes])
             )
-            place = self._add(sums, ir.Constant(_LONG, 4 * number))
-            b.store(found, b.inttoptr(place, _SINGLE.as_pointer()))
+            for more in (0, width)
+        )
+        return self.builder.fadd(first, second)
 
     def _add_group(self, totals, rows, vectors):
         """Adds the products of a group, multiplied by their scales.
@@ -86,23 +108,55 @@ class _Dot:
         With one vector these are added up before, as that takes one multiplication with the scale
         for all of a row's weights; else each weight is multiplied once for all vectors.
         """
-        b, at_last = self.builder, len(self.count) == 1
-        sums = {place: None if at_last else b.load(total) for place, total in totals.items()}
-        scales = [None if at_last else scale for _, scale in rows]
-        widened = [self._widened(own, scale) for (own, _), scale in zip(rows, scales, strict=True)]
-        for block, values in enumerate(zip(*widened, strict=True)):
+        b = self.builder
+        if len(self.count) == 1:
+            sums = (
+                self._sums_of_fours(rows, vectors) if self.bits == 4 else self._sums(rows, vectors)
+            )
+            for (_, scale), found, total in zip(rows, sums, totals.values(), strict=True):
+                b.store(self._multiply_add(found, scale, b.load(total)), total)
+            return
+        widened = zip(*(self._widened(own, scale) for own, scale in rows), strict=True)
+        sums = {place: b.load(total) for place, total in totals.items()}
+        for block, values in enumerate(widened):
             for m in self.count:
-                place = 4 * LANES * (block * len(self.count) + m)
-                vector = self._load(vectors, place, _SINGLES, 4)
+                vector = self._vector(vectors, block * len(self.count) + m)
                 for row, value in enumerate(values):
                     sums[row, m] = self._multiply_add(value, vector, sums[row, m])
-        for (row, m), found in sums.items():
-            total = totals[row, m]
-            b.store(
-                self._multiply_add(found, rows[row][1], b.load(total)) if at_last else found, total
-            )
+        for place, found in sums.items():
+            b.store(found, totals[place])
 
-    def _widened(self, weights, scale):
+    def _sums(self, rows, vectors):
+        """Each row's products with one vector, without the scales."""
+        sums = [None for _ in rows]
+        for block, values in enumerate(zip(*(self._widened(own) for own, _ in rows), strict=True)):
+            vector = self._vector(vectors, block)
+            sums = [self._multiply_add(v, vector, s) for v, s in zip(values, sums, strict=True)]
+        return sums
+
+    def _sums_of_fours(self, rows, vectors):
+        """The same in fewer steps. A byte is `low + 16 high`, either of them 8 too much:
+
+        `(low - 8) x + (high - 8) y = byte x + high (y - 16 x) - 8 (x + y)`.
+        """
+        b = self.builder
+        eight, sixteen = (ir.Constant(_SINGLES, [-number] * LANES) for number in (8.0, 16.0))
+        sums = [None for _ in rows]
+        for block in range(self.group // (2 * LANES)):
+            x, y = self._vector(vectors, 2 * block), self._vector(vectors, 2 * block + 1)
+            start, rest = b.fmul(b.fadd(x, y), eight), self._multiply_add(x, sixteen, y)
+            for row, (weights, _) in enumerate(rows):
+                both = b.zext(self._load(weights, LANES * block, _BYTES, 1), _WORDS)
+                high = b.lshr(both, ir.Constant(_WORDS, [4] * LANES))
+                before = start if sums[row] is None else b.fadd(sums[row], start)
+                found = self._multiply_add(b.sitofp(both, _SINGLES), x, before)
+                sums[row] = self._multiply_add(b.sitofp(high, _SINGLES), rest, found)
+        return sums
+
+    def _vector(self, vectors, number):
+        return self._load(vectors, 4 * LANES * number, _SINGLES, 4)
+
+    def _widened(self, weights, scale=None):
         """A group's weights as float32, 16 at a time, multiplied by the scale if there is one."""
         b = self.builder
         for block in range(self.group * self.bits // (8 * LANES)):
@@ -122,13 +176,18 @@ class _Dot:
             return self.builder.fmul(one, other)
         return self.builder.call(self.fma, [one, other, more])
 
-    def _scale(self, place):
-        """A bfloat16, in all lanes."""
-        b, nothing = self.builder, ir.Constant(_SINGLES, ir.Undefined)
-        half = b.zext(self._load(place, 0, _HALF, 2), _WORD)
-        scale = b.bitcast(b.shl(half, ir.Constant(_WORD, 16)), _SINGLE)
-        one = b.insert_element(nothing, scale, ir.Constant(_WORD, 0))
-        return b.shuffle_vector(one, nothing, ir.Constant(_WORDS, [0] * LANES))
+    def _scales(self, place):
+        """Those of all rows, of bfloat16."""
+        b, count = self.builder, len(self.rows)
+        halves = self._load(place, 0, ir.VectorType(_HALF, count), 2)
+        words = ir.VectorType(_WORD, count)
+        bits = b.shl(b.zext(halves, words), ir.Constant(words, [16] * count))
+        return b.bitcast(bits, ir.VectorType(_SINGLE, count))
+
+    def _lane(self, vector, lane):
+        """One of a vector's numbers in all lanes of another."""
+        nothing = ir.Constant(vector.type, ir.Undefined)
+        return self.builder.shuffle_vector(vector, nothing, ir.Constant(_WORDS, [lane] * LANES))
 
     def _load(self, base, offset, kind, align):
         place = self._add(base, ir.Constant(_LONG, offset))
