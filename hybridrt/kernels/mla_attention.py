@@ -4,6 +4,7 @@ from jaxtyping import Float, Float32, Shaped
 from torch import Tensor
 
 from hybridrt.batch import Rows, TokenPages
+from hybridrt.kernels.backend import AttentionBackend
 from hybridrt.kernels.op import torch_op
 from hybridrt.kernels.reference import mla_attention as reference
 
@@ -28,6 +29,7 @@ def mla_attention(
     c_kv_scale: Float32[Tensor, "blocks block_size groups"] | None = None,
     window: int | None = None,
     chunked: bool = False,
+    backend: AttentionBackend = "reference",
 ) -> Float[Tensor, "tokens heads v_dim"]:
     """Attends from every new token to all latents of its sequence up to itself.
 
