@@ -46,6 +46,9 @@ def mla_attention(
     quantise_e4m3_groups`. `k_pe` may have another dtype than the queries. Padding tokens
     behind the last row get zeros.
     """
-    return reference.mla_attention(
-        q_nope, q_pe, c_kv, k_pe, w_uk, w_uv, pages, batch, scale, c_kv_scale, window, chunked
-    )
+    args = (q_nope, q_pe, c_kv, k_pe, w_uk, w_uv, pages, batch, scale, c_kv_scale)
+    if backend == "numba":
+        from hybridrt.kernels.cpu import mla_attention as cpu
+
+        return cpu.mla_attention(*args, window, chunked)
+    return reference.mla_attention(*args, window, chunked)

@@ -51,6 +51,9 @@ def paged_attention(
     token and head, `[blocks, kv_heads, block_size]`, in pages as `k` and `v` are. See
     `hybridrt.kernels.quantise`.
     """
-    return reference.paged_attention(
-        q, k, v, pages, batch, scale, window, chunked, sinks, softcap, k_scale, v_scale
-    )
+    args = (q, k, v, pages, batch, scale, window, chunked, sinks, softcap, k_scale, v_scale)
+    if backend == "numba":
+        from hybridrt.kernels.cpu import paged_attention as cpu
+
+        return cpu.paged_attention(*args)
+    return reference.paged_attention(*args)

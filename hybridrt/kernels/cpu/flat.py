@@ -3,7 +3,8 @@
 from math import prod
 
 import numpy as np
-from jaxtyping import Float, Int64
+import torch
+from jaxtyping import Float, Int64, Shaped
 from torch import Tensor
 
 Elements = Float[np.ndarray, " elements"]
@@ -30,3 +31,18 @@ def row_starts(
     targets = pages.numpy() * cache.stride(0)
     same = initial_pages is pages
     return targets if same else initial_pages.numpy() * cache.stride(0), targets
+
+
+_BITS = {torch.float32: torch.float32, torch.bfloat16: torch.uint16, torch.float16: torch.int16}
+
+
+def is_readable(tensor: Shaped[Tensor, "*shape"]) -> bool:
+    """Whether `vectors` read it: numbers that they know, side by side in its last axis."""
+    return tensor.dtype in _BITS and (tensor.stride(-1) == 1 or tensor.shape[-1] <= 1)
+
+
+def flat_bits(tensor: Shaped[Tensor, "*shape"]) -> Shaped[np.ndarray, " elements"]:
+    """All that stands from a tensor's first element to its last, as `vectors` read it."""
+    length = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    flat = tensor.as_strided((length if tensor.numel() else 0,), (1,))
+    return flat.view(_BITS.get(tensor.dtype, tensor.dtype)).numpy()
