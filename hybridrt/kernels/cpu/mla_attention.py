@@ -12,6 +12,7 @@ from torch import Tensor
 from hybridrt.batch import Rows, TokenPages
 from hybridrt.kernels.cpu.attend import Sizes, attend
 from hybridrt.kernels.cpu.flat import flat_bits, is_readable
+from hybridrt.kernels.cpu.mla_project import absorb, expand_values
 from hybridrt.kernels.reference import mla_attention as reference
 from hybridrt.kernels.reference.gather import Reach
 from hybridrt.kernels.reference.softmax_attention import Softmax
@@ -32,15 +33,15 @@ def mla_attention(
     chunked: bool = False,
 ) -> Float[Tensor, "tokens heads v_dim"]:
     """See `hybridrt.kernels.mla_attention`. Quantised latents are left to the reference."""
-    n, same = batch.num_decodes, c_kv.dtype == k_pe.dtype
-    if n == 0 or c_kv_scale is not None or not (same and is_readable(c_kv) and is_readable(k_pe)):
+    n = batch.num_decodes
+    readable = all(is_readable(part) for part in (c_kv, k_pe, w_uk, w_uv))
+    if n == 0 or c_kv_scale is not None or c_kv.dtype != k_pe.dtype or not readable:
         args = (q_nope, q_pe, c_kv, k_pe, w_uk, w_uv, pages, batch, scale, c_kv_scale)
         return reference.mla_attention(*args, window, chunked)
     out = q_nope.new_empty(*q_nope.shape[:2], w_uv.shape[1])
     reach = Reach(window, chunked)
-    q = reference.absorb(q_nope[:n], q_pe[:n], w_uk)
-    found = _decode(q, c_kv, k_pe, pages, batch, scale, reach)
-    out[:n] = reference.expand_values(found, w_uv)
+    q = absorb(q_nope[:n], q_pe[:n], w_uk)
+    expand_values(_decode(q, c_kv, k_pe, pages, batch, scale, reach), w_uv, out[:n])
     if n < len(out):
         latents, softmax = reference.Latents(c_kv, k_pe, None), Softmax(scale)
         weights = (w_uk, w_uv)
@@ -49,14 +50,14 @@ def mla_attention(
 
 
 def _decode(
-    q: Float[Tensor, "rows heads latent_dim"],
+    q: Float32[Tensor, "rows heads latent_dim"],
     c_kv: Shaped[Tensor, "blocks block_size rank"],
     k_pe: Float[Tensor, "blocks block_size rope_dim"],
     pages: TokenPages,
     batch: Rows,
     scale: float,
     reach: Reach,
-) -> Float[Tensor, "rows heads rank"]:
+) -> Float32[Tensor, "rows heads rank"]:
     """What each head attends to: a latent. All query heads are one group."""
     rank = c_kv.shape[-1]
     sizes = Sizes(
@@ -81,7 +82,7 @@ def _decode(
     latents = flat_bits(c_kv)
     out = q.new_empty(*q.shape[:2], rank)
     attend(  # pyright: ignore[reportCallIssue]
-        q.float().contiguous().numpy(),
+        q.numpy(),
         latents,
         flat_bits(k_pe),
         latents,
