@@ -13,6 +13,7 @@ import numba
 import numpy as np
 
 from hybridrt.kernels.cpu.attend_tile import NOTHING, TILE, add_values, score, weigh
+from hybridrt.kernels.cpu.compiled import inner
 from hybridrt.kernels.cpu.fast_exp import fast_exp
 from hybridrt.kernels.cpu.vector_math import fma, mul, splat
 from hybridrt.kernels.cpu.vectors import LANES, load, pointer, store, store_some
@@ -47,7 +48,7 @@ class Sizes(NamedTuple):
     values_are_keys: bool
 
 
-@numba.njit
+@inner
 @no_type_check
 def _first_seen(position, sizes):  # pragma: no cover  (compiled, as all below)
     """See `hybridrt.kernels.reference.gather.Reach`."""
@@ -58,7 +59,7 @@ def _first_seen(position, sizes):  # pragma: no cover  (compiled, as all below)
     return max(position - sizes.window + 1, 0)
 
 
-@numba.njit
+@inner
 @no_type_check
 def _find(table, place, count, block_size, block, start, token, places):  # pragma: no cover
     """Where the tokens from `place` on begin, up to a multiple of 4: the last is repeated."""
@@ -75,7 +76,7 @@ def _find(table, place, count, block_size, block, start, token, places):  # prag
         i += 1
 
 
-@numba.njit
+@inner
 @no_type_check
 def _plan(positions, rows, heads, jobs_a_piece, sizes):  # pragma: no cover
     """Pieces of each row; and, counted over rows, jobs, and what pieces leave to be joined."""
@@ -90,7 +91,7 @@ def _plan(positions, rows, heads, jobs_a_piece, sizes):  # pragma: no cover
     return pieces, jobs, apart
 
 
-@numba.njit
+@inner
 @no_type_check
 def _write(sums, at, factor, out, place, size):  # pragma: no cover
     whole, factor = size // LANES * LANES, splat(factor)
@@ -101,7 +102,7 @@ def _write(sums, at, factor, out, place, size):  # pragma: no cover
         store_some(mul(load(sums, at + whole), factor), out, place + whole, size - whole)
 
 
-@numba.njit
+@inner
 @no_type_check
 def _join(apart, tops, totals, at, pieces, step, sums):  # pragma: no cover
     """A head's result of what its pieces gave, which stand `step` apart."""
@@ -120,7 +121,7 @@ def _join(apart, tops, totals, at, pieces, step, sums):  # pragma: no cover
             store(fma(share, load(parts, part + d), load(joined, d)), joined, d)
 
 
-@numba.njit
+@inner
 @no_type_check
 def _attend_piece(
     queries, here, width, k, more, v, k_places, more_places, v_places, count, sizes, softcap,
@@ -146,7 +147,7 @@ def _attend_piece(
         )  # fmt: skip
 
 
-@numba.njit
+@inner
 @no_type_check
 def _work(
     worker, workers, q, k, more, v, table, positions, sizes, scale, softcap, sinks, pieces, jobs,
@@ -209,7 +210,7 @@ def _work(
                 _write(sums, g * v_width, np.float32(1), apart, at * v_width, v_width)
 
 
-@numba.njit
+@inner
 @no_type_check
 def _join_rows(
     worker, workers, heads, size, pieces, apart_rows, apart, tops, totals, out
@@ -241,11 +242,12 @@ def attend(
     workers = min(threads, jobs[rows])
     for worker in numba.prange(workers):
         _work(
-            worker, workers, q, k, more, v, table, positions, sizes, scale, softcap, sinks, pieces,
-            jobs, apart_rows, apart, tops, totals, out
+            np.int64(worker), workers, q, k, more, v, table, positions, sizes, scale, softcap,
+            sinks, pieces, jobs, apart_rows, apart, tops, totals, out
         )  # fmt: skip
     if joins > 0:
         for worker in numba.prange(workers):
             _join_rows(
-                worker, workers, heads, sizes.v, pieces, apart_rows, apart, tops, totals, out
-            )
+                np.int64(worker), workers, heads, sizes.v, pieces, apart_rows, apart, tops,
+                totals, out
+            )  # fmt: skip

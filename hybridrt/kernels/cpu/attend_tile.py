@@ -10,8 +10,9 @@ from typing import no_type_check
 import numba
 import numpy as np
 
+from hybridrt.kernels.cpu.compiled import inline, inner
 from hybridrt.kernels.cpu.fast_exp import fast_exp
-from hybridrt.kernels.cpu.fours import FOUR, fma4, inline, load4, mul4, store4, zeros4
+from hybridrt.kernels.cpu.fours import FOUR, fma4, load4, mul4, store4, zeros4
 from hybridrt.kernels.cpu.vector_math import (
     add,
     exp,
@@ -98,7 +99,7 @@ def fetch(pages, places, first, stop, size, line):  # pragma: no cover
             prefetch(pages, places[t] + d)
 
 
-@numba.njit
+@inner
 @no_type_check
 def score(
     q, heads, width, count, k, places, size, more, more_places, more_size, scores, left, line
@@ -127,7 +128,7 @@ def score(
             g += 1
 
 
-@numba.njit(fastmath={"contract", "nsz"})
+@numba.njit(fastmath={"contract", "nsz"}, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 @no_type_check
 def weigh(scores, heads, count, softcap, tops, totals, kept):  # pragma: no cover
     """Turns scores into weights, and says what part is kept of the sums before."""
@@ -155,7 +156,7 @@ def weigh(scores, heads, count, softcap, tops, totals, kept):  # pragma: no cove
         tops[g] = top
 
 
-@numba.njit
+@inner
 @no_type_check
 def add_values(
     weights, heads, v, places, size, count, kept, sums, width, left, line

@@ -8,9 +8,9 @@ A state's rows begin `width` behind each other, the first at `at`.
 
 from typing import no_type_check
 
-import numba
 import numpy as np
 
+from hybridrt.kernels.cpu.compiled import inline, inner
 from hybridrt.kernels.cpu.fours import fma4, load4, mul4, store4, zeros4
 from hybridrt.kernels.cpu.vector_math import fma, mul, splat, sub, sum_of_lanes
 from hybridrt.kernels.cpu.vectors import LANES, load_some, store, store_some
@@ -18,7 +18,7 @@ from hybridrt.kernels.cpu.vectors import LANES, load_some, store, store_some
 SCRATCH = 6  # vectors of keys, each `size` long: a head's channels and `LANES` more
 
 
-@numba.njit
+@inner
 @no_type_check
 def _prepare_one(
     q, k, decay, at, at_decay, one_a_head, k_dim, size, scratch
@@ -37,7 +37,7 @@ def _prepare_one(
     return sum_of_lanes(qk)
 
 
-@numba.njit
+@inner
 @no_type_check
 def _prepare_two(
     q, k, decay, at, next_at, at_decay, next_decay, one_a_head, k_dim, size, scratch
@@ -69,7 +69,7 @@ def _prepare_two(
     return sum_of_lanes(qk), sum_of_lanes(of_k), sum_of_lanes(of_q), sum_of_lanes(qk_2)
 
 
-@numba.njit(forceinline=True)
+@inline
 @no_type_check
 def _correction(values, answer, beta):  # pragma: no cover
     return (
@@ -80,7 +80,7 @@ def _correction(values, answer, beta):  # pragma: no cover
     )
 
 
-@numba.njit
+@inner
 @no_type_check
 def one_token(
     h, at, width, q, k, at_k, decay, at_decay, one_a_head, k_dim, size, scratch, v, at_v, beta, y,
@@ -100,7 +100,7 @@ def one_token(
         store4(fma4(splat(k[at_k + i]), delta, row), h, at + i * width)
 
 
-@numba.njit
+@inner
 @no_type_check
 def two_tokens(
     h, at, width, q, k, at_k, next_k, decay, at_decay, next_decay, one_a_head, k_dim, size,
@@ -129,7 +129,7 @@ def two_tokens(
         store4(fma4(splat(k[next_k + i]), delta_2, row), h, at + i * width)
 
 
-@numba.njit
+@inner
 @no_type_check
 def some_columns(
     h, at, width, q, k, at_k, decay, at_decay, one_a_head, k_dim, size, scratch, v, at_v, beta, y,

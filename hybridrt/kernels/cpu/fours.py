@@ -2,14 +2,13 @@
 
 from typing import no_type_check
 
-import numba
 import numpy as np
 
+from hybridrt.kernels.cpu.compiled import inline
 from hybridrt.kernels.cpu.vector_math import fma, mul, splat
 from hybridrt.kernels.cpu.vectors import LANES, load, store
 
 FOUR = 4 * LANES
-inline = numba.njit(forceinline=True)
 
 
 @inline

@@ -14,6 +14,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from hybridrt.batch import Rows
+from hybridrt.kernels.cpu.compiled import inner
 from hybridrt.kernels.cpu.delta_tokens import SCRATCH, one_token, some_columns, two_tokens
 from hybridrt.kernels.cpu.flat import flat_bits, flat_rows, is_readable, row_starts
 from hybridrt.kernels.cpu.fours import FOUR, load4, store4
@@ -64,7 +65,7 @@ SEGMENT = 128  # tokens, of which all heads' inputs stay in a cache of all cores
 AHEAD = 8  # tokens, from beginning to read one to using it
 
 
-@numba.njit
+@inner
 @no_type_check
 def _fetch(of_token, size, stride, t, end, place):  # pragma: no cover  (compiled, as all below)
     """Begins to read two tokens' parts of a head; a CPU doesn't see what is so far apart come."""
@@ -73,7 +74,7 @@ def _fetch(of_token, size, stride, t, end, place):  # pragma: no cover  (compile
             prefetch(of_token, token * stride + place + i)
 
 
-@numba.njit
+@inner
 @no_type_check
 def _run(
     h, at, width, q, k, v, v_stride, decay, beta, v_dim, y, head, first, begin, end, scratch
@@ -115,7 +116,7 @@ def _run(
         t += 1
 
 
-@numba.njit
+@inner
 @no_type_check
 def _copy(of, at, width, into, at_into, width_into, k_dim, columns):  # pragma: no cover
     source, target = pointer(of), pointer(into)
@@ -129,7 +130,7 @@ def _copy(of, at, width, into, at_into, width_into, k_dim, columns):  # pragma: 
             store_some(row, target, at_into + i * width_into + d, count)
 
 
-@numba.njit
+@inner
 @no_type_check
 def _work(
     worker, workers, q, k, v, v_stride, decay, beta, v_dim, cu_seqlens, has_initial, follows,
@@ -210,6 +211,6 @@ def _scan(
 ):  # fmt: skip  # pragma: no cover
     for worker in numba.prange(threads):
         _work(
-            worker, threads, q, k, v, v_stride, decay, beta, v_dim, cu_seqlens, has_initial,
-            follows, sources, targets, h, y
+            np.int64(worker), threads, q, k, v, v_stride, decay, beta, v_dim, cu_seqlens,
+            has_initial, follows, sources, targets, h, y
         )  # fmt: skip

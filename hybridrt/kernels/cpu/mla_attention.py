@@ -80,7 +80,7 @@ def _decode(
         values_are_keys=True,
     )
     latents = flat_bits(c_kv)
-    out = q.new_empty(*q.shape[:2], rank)
+    out = torch.empty(*q.shape[:2], rank)
     attend(  # pyright: ignore[reportCallIssue]
         q.numpy(),
         latents,
@@ -93,7 +93,7 @@ def _decode(
         np.float32(scale),
         np.float32(0),
         torch.empty(0).numpy(),
-        flat_bits(out),
+        out.view(-1).numpy(),
         numba.get_num_threads(),
     )
     return out

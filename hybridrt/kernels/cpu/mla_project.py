@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hybridrt.kernels.cpu.attend_tile import TILE, add_values, score
+from hybridrt.kernels.cpu.compiled import inner
 from hybridrt.kernels.cpu.flat import flat_bits
 from hybridrt.kernels.cpu.vectors import LANES, load, pointer, store, store_some
 
@@ -46,7 +47,7 @@ def expand_values(
     _expand(latent.numpy(), w, w_uv.stride(0), w_uv.stride(1), out.shape[2], values, threads)  # pyright: ignore[reportCallIssue]
 
 
-@numba.njit
+@inner
 @no_type_check
 def _absorb_some(q, w, head, begin, row_stride, rank, out, row, count):  # pragma: no cover
     """Some rows of a head, whose weights begin at `begin`."""
@@ -81,7 +82,7 @@ def _absorb(q, w, head_stride, row_stride, rank, out, threads):  # pragma: no co
                 _absorb_some(q, w, head, head * head_stride, row_stride, rank, out, row, count)
 
 
-@numba.njit
+@inner
 @no_type_check
 def _expand_some(latent, w, head, begin, row_stride, v_dim, out, row, count):  # pragma: no cover
     """Some rows of a head, whose weights begin at `begin`."""

@@ -37,12 +37,14 @@ def paged_attention(
     if n == 0 or k_scale is not None or not (is_readable(k) and is_readable(v)):
         args = (q, k, v, pages, batch, scale, window, chunked, sinks, softcap, k_scale, v_scale)
         return reference.paged_attention(*args)
+    reach = Reach(window, chunked)
+    decoded = _decode(q[:n], k, v, pages, batch, softmax, reach).to(q.dtype)
+    if n == len(q):
+        return decoded
     out = q.new_empty(*q.shape[:2], v.shape[-1])
-    _decode(q[:n], k, v, pages, batch, softmax, Reach(window, chunked), out[:n])
-    if n < len(q):
-        cache = reference.PagedKV(k, v, None, None)
-        reach = Reach(window, chunked)
-        reference.attend_chunks(q, cache, pages, batch, softmax, reach, out)
+    out[:n] = decoded
+    cache = reference.PagedKV(k, v, None, None)
+    reference.attend_chunks(q, cache, pages, batch, softmax, reach, out)
     return out
 
 
@@ -54,8 +56,7 @@ def _decode(
     batch: Rows,
     softmax: Softmax,
     reach: Reach,
-    out: Float[Tensor, "rows heads head_dim_v"],
-) -> None:
+) -> Float32[Tensor, "rows heads head_dim_v"]:
     sizes = Sizes(
         k=k.shape[-1],
         more=0,
@@ -76,6 +77,7 @@ def _decode(
         values_are_keys=k.data_ptr() == v.data_ptr(),
     )
     keys, sinks = flat_bits(k), softmax.sinks
+    out = torch.empty(*q.shape[:2], v.shape[-1])
     attend(  # pyright: ignore[reportCallIssue]
         q.float().contiguous().numpy(),
         keys,
@@ -88,6 +90,7 @@ def _decode(
         np.float32(softmax.scale),
         np.float32(softmax.softcap or 0),
         (torch.empty(0) if sinks is None else sinks.float()).numpy(),
-        flat_bits(out),
+        out.view(-1).numpy(),
         numba.get_num_threads(),
     )
+    return out
