@@ -75,7 +75,7 @@ def _recurrence_inputs(tokens: int, draw: Draw) -> list[Tensor]:
 def _recurrence(
     inputs: list[Tensor], cache: Tensor, batch: ForwardBatch, backend: StateBackend
 ) -> Tensor:
-    return linear_recurrence(*inputs, cache, *pages_of(batch), batch)
+    return linear_recurrence(*inputs, cache, *pages_of(batch), batch, backend)
 
 
 def _ssd_inputs(tokens: int, draw: Draw) -> list[Tensor]:

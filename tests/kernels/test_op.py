@@ -74,7 +74,7 @@ LAYERS = {
     "Mamba-1 in heads": ("Mamba-1 in heads", Setting(state_backend="numba")),
     "Mamba-2": ("Mamba-2", Setting(state_backend="numba")),
     "short convolution": ("short convolution", Setting()),
-    "RG-LRU": ("RG-LRU", Setting()),
+    "RG-LRU": ("RG-LRU", Setting(state_backend="numba")),
     "gated delta net": ("gated delta net", Setting(state_backend="numba")),
     "mLSTM": ("mLSTM", Setting()),
     "RWKV": ("RWKV", Setting()),
