@@ -68,8 +68,8 @@ class EngineConfig(Value):
             only while there are pages that are free.
         checkpoint_memory: most bytes of states that are kept for later prompts. `None`:
             all that nothing else needs.
-        attention_backend: `"reference"` is the one there is.
-        state_backend: of convolutions and scans; see `hybridrt.kernels.backend`.
+        attention_backend: of attention and MLA; see `hybridrt.kernels.backend`.
+        state_backend: of convolutions, scans and linear attention; see there too.
         seed: from which requests without a seed of their own draw theirs.
         poison_freed_pages: fill freed pages with NaN, to find stale reads.
         ignore_config_keys: keys of `config.json` that the model file does not know
@@ -95,7 +95,7 @@ class EngineConfig(Value):
     enable_prefix_caching: bool = True
     checkpoint_interval: PositiveInt | None = None
     checkpoint_memory: Bytes | None = None
-    attention_backend: Literal["auto", "reference"] = "auto"
+    attention_backend: Literal["auto", "reference", "numba", "triton"] = "auto"
     state_backend: Literal["auto", "reference", "numba", "mamba_ssm"] = "auto"
     seed: int = Field(default=0, ge=0, lt=2**63)
     poison_freed_pages: bool = False

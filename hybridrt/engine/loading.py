@@ -19,7 +19,8 @@ from hybridrt.engine.formats import checkpoint_config
 from hybridrt.engine.memory import default_cache_memory, total_memory
 from hybridrt.engine.quantised import Quantisation, read_quantisation
 from hybridrt.engine.weights import checkpoint_dtype, load_weights
-from hybridrt.kernels.backend import choose_state_backend
+from hybridrt.kernels.backend import choose_attention_backend, choose_state_backend
+from hybridrt.layers.cached import CachedLayer
 from hybridrt.models import model_class
 from hybridrt.models.causal_lm import CausalLM
 from hybridrt.models.multimodal import text_config
@@ -162,10 +163,13 @@ def _set_formats(model: CausalLM, config: EngineConfig, device: torch.device) ->
         kv_cache_dtype=config.kv_cache_dtype,
         state_dtype=DTYPES[config.state_dtype],
     )
-    backend = choose_state_backend(config.state_backend, device)
     for layer in layers.values():
         layer.cache_format = cache_format
-        layer.state_backend = backend
+    attention = choose_attention_backend(config.attention_backend, device)
+    state = choose_state_backend(config.state_backend, device)
+    for module in model.modules():  # those that read another layer's cache among them
+        if isinstance(module, CachedLayer):
+            module.attention_backend, module.state_backend = attention, state
     for name, tokens in choose_kernel_block_sizes(layers, config).items():
         layers[name].cache_format = replace(cache_format, kernel_block_size=tokens)
 

@@ -4,6 +4,7 @@ from jaxtyping import Float, Float32, Shaped
 from torch import Tensor
 
 from hybridrt.batch import Rows, TokenPages
+from hybridrt.kernels.backend import AttentionBackend
 from hybridrt.kernels.op import torch_op
 from hybridrt.kernels.reference import mla_attention as reference
 
@@ -28,6 +29,7 @@ def mla_attention(
     c_kv_scale: Float32[Tensor, "blocks block_size groups"] | None = None,
     window: int | None = None,
     chunked: bool = False,
+    backend: AttentionBackend = "reference",
 ) -> Float[Tensor, "tokens heads v_dim"]:
     """Attends from every new token to all latents of its sequence up to itself.
 
@@ -44,6 +46,9 @@ def mla_attention(
     quantise_e4m3_groups`. `k_pe` may have another dtype than the queries. Padding tokens
     behind the last row get zeros.
     """
-    return reference.mla_attention(
-        q_nope, q_pe, c_kv, k_pe, w_uk, w_uv, pages, batch, scale, c_kv_scale, window, chunked
-    )
+    args = (q_nope, q_pe, c_kv, k_pe, w_uk, w_uv, pages, batch, scale, c_kv_scale)
+    if backend == "numba":
+        from hybridrt.kernels.cpu import mla_attention as cpu
+
+        return cpu.mla_attention(*args, window, chunked)
+    return reference.mla_attention(*args, window, chunked)

@@ -4,6 +4,7 @@ from jaxtyping import Float, Float32, Shaped
 from torch import Tensor
 
 from hybridrt.batch import Rows, TokenPages
+from hybridrt.kernels.backend import AttentionBackend
 from hybridrt.kernels.op import torch_op
 from hybridrt.kernels.reference import paged_attention as reference
 
@@ -26,6 +27,7 @@ def paged_attention(
     softcap: float | None = None,
     k_scale: Float32[Tensor, "..."] | None = None,
     v_scale: Float32[Tensor, "..."] | None = None,
+    backend: AttentionBackend = "reference",
 ) -> Float[Tensor, "tokens heads head_dim_v"]:
     """Attends from every new token to the tokens of its sequence up to itself.
 
@@ -49,6 +51,9 @@ def paged_attention(
     token and head, `[blocks, kv_heads, block_size]`, in pages as `k` and `v` are. See
     `hybridrt.kernels.quantise`.
     """
-    return reference.paged_attention(
-        q, k, v, pages, batch, scale, window, chunked, sinks, softcap, k_scale, v_scale
-    )
+    args = (q, k, v, pages, batch, scale, window, chunked, sinks, softcap, k_scale, v_scale)
+    if backend == "numba":
+        from hybridrt.kernels.cpu import paged_attention as cpu
+
+        return cpu.paged_attention(*args)
+    return reference.paged_attention(*args)

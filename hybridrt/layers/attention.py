@@ -272,6 +272,7 @@ class Attention(TokenCached):
             softcap=self.config.softcap,
             k_scale=cached.k_scale,
             v_scale=cached.v_scale,
+            backend=self.attention_backend,
         )
 
 

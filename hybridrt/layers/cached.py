@@ -7,15 +7,15 @@ from jaxtyping import UInt8
 from torch import Tensor, nn
 
 from hybridrt.cache.spec import CacheFormat, CacheSpec
-from hybridrt.kernels.backend import StateBackend
+from hybridrt.kernels.backend import AttentionBackend, StateBackend
 from hybridrt.kernels.op import remember_bytes
 
 
 class CachedLayer(nn.Module, ABC):
     """Declares its cache in `cache_spec` and gets it, once, through `bind_kv_cache`.
 
-    Before that the engine sets `cache_format`, `state_backend`, and under which group
-    and part a `ForwardBatch` has this layer's pages.
+    Before that the engine sets `cache_format`, `attention_backend`, `state_backend`, and under
+    which group and part a `ForwardBatch` has this layer's pages.
     """
 
     mixer: str
@@ -23,6 +23,7 @@ class CachedLayer(nn.Module, ABC):
     cache_group: str = ""
     cache_part: int = 0
     name: str = "?"
+    attention_backend: AttentionBackend = "reference"
     state_backend: StateBackend = "reference"
 
     def __init__(self) -> None:

@@ -123,8 +123,10 @@ class CompressedAttention(TokenCached):
         """Attends to the window, and to all entries or those selected."""
         pages, window = batch.token_pages(self.cache_group), self.config.sliding_window
         if self.compressor is None:
-            kv = self._as_one_head
-            return paged_attention(q, kv, kv, pages, batch, self.scale, window, sinks=self.sinks)
+            kv, backend = self._as_one_head, self.attention_backend
+            return paged_attention(
+                q, kv, kv, pages, batch, self.scale, window, sinks=self.sinks, backend=backend
+            )
         return entry_attention(
             q,
             self.kv,

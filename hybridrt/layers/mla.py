@@ -218,6 +218,7 @@ class MLA(TokenCached):
             c_kv_scale=self.c_kv_scale,
             window=None if window is None else window.size,
             chunked=window is not None and window.chunked,
+            backend=self.attention_backend,
         )
 
     def _key_and_value_weights(self) -> tuple[Tensor, Tensor]:

@@ -116,5 +116,7 @@ class RecurrentBlock(CachedLayer):
             activation=None,
         )
         update, decay = self.rg_lru(x, batch)
-        h = linear_recurrence(update, decay, self.lru_state, pages, initial_pages, rows)
+        h = linear_recurrence(
+            update, decay, self.lru_state, pages, initial_pages, rows, self.state_backend
+        )
         return self.linear_out(h.to(y.dtype) * self.act(y))

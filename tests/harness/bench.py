@@ -34,6 +34,7 @@ class Setting:
     state_backend: Any = "reference"
     page_seed: int = 0
     kv_cache_dtype: Any = "auto"
+    attention_backend: Any = "reference"
 
 
 @dataclass
@@ -76,6 +77,7 @@ class Bench:
         )
         layer.cache_group = STATES if self.holds_states else TOKENS
         layer.state_backend = setting.state_backend
+        layer.attention_backend = setting.attention_backend
 
     @property
     def holds_states(self) -> bool:

@@ -5,7 +5,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from hybridrt.kernels.backend import StateBackend, choose_state_backend
+from hybridrt.kernels.backend import (
+    AttentionBackend,
+    StateBackend,
+    choose_attention_backend,
+    choose_state_backend,
+)
 from tests.harness.threads import one_thread
 
 
@@ -41,3 +46,17 @@ def device_and_backend(request: pytest.FixtureRequest) -> tuple[str, StateBacken
         pytest.importorskip("mamba_ssm")
         pytest.importorskip("causal_conv1d")
     return device, choose_state_backend(backend, torch.device(device))
+
+
+ATTENTION_BACKENDS = [
+    ("cpu", "reference"),
+    ("cpu", "numba"),
+    pytest.param(("cuda", "reference"), marks=pytest.mark.gpu),
+]
+
+
+@pytest.fixture(params=ATTENTION_BACKENDS, ids=lambda pair: "-".join(pair))
+def attends(request: pytest.FixtureRequest) -> tuple[str, AttentionBackend]:
+    """Every device and backend of attention and MLA."""
+    device, backend = request.param
+    return device, choose_attention_backend(backend, torch.device(device))

@@ -75,7 +75,7 @@ def _recurrence_inputs(tokens: int, draw: Draw) -> list[Tensor]:
 def _recurrence(
     inputs: list[Tensor], cache: Tensor, batch: ForwardBatch, backend: StateBackend
 ) -> Tensor:
-    return linear_recurrence(*inputs, cache, *pages_of(batch), batch)
+    return linear_recurrence(*inputs, cache, *pages_of(batch), batch, backend)
 
 
 def _ssd_inputs(tokens: int, draw: Draw) -> list[Tensor]:
@@ -89,17 +89,20 @@ def _ssd(inputs: list[Tensor], cache: Tensor, batch: ForwardBatch, backend: Stat
     return ssd(x, dt, A, B, C, A, cache, *pages_of(batch), batch, 16, backend)
 
 
-def _delta_inputs(tokens: int, draw: Draw, *channels: int) -> list[Tensor]:
+def _delta_inputs(tokens: int, draw: Draw, *channels: int, values: int = 6) -> list[Tensor]:
     g, beta = -draw(tokens, 4, *channels).sigmoid(), draw(tokens, 4).sigmoid()
     q, k = (normalize(draw(tokens, 2, 8), dim=-1) for _ in range(2))
-    return [q, k, draw(tokens, 4, 6), g, beta]
+    return [q, k, draw(tokens, 4, values), g, beta]
 
 
-def _delta(inputs: list[Tensor], cache: Tensor, batch: ForwardBatch, _: StateBackend) -> Tensor:
-    return gated_delta_rule(*inputs, cache, *pages_of(batch), batch)
+def _delta(
+    inputs: list[Tensor], cache: Tensor, batch: ForwardBatch, backend: StateBackend
+) -> Tensor:
+    return gated_delta_rule(*inputs, cache, *pages_of(batch), batch, backend)
 
 
 DELTA = Kernel((4, 8, 6), _delta_inputs, _delta)
+WIDE = Kernel((4, 8, 70), lambda tokens, draw: _delta_inputs(tokens, draw, values=70), _delta)
 KERNELS = {
     "causal_conv1d": Kernel((3, 16), _conv_inputs, _conv),
     "recent_inputs": Kernel((3, 16), _conv_inputs, _recent),
@@ -107,6 +110,7 @@ KERNELS = {
     "linear_recurrence": Kernel((70,), _recurrence_inputs, _recurrence),
     "ssd": Kernel((4, 16, 16), _ssd_inputs, _ssd),
     "gated_delta_rule": DELTA,
+    "gated_delta_rule, wide": WIDE,
     "KDA": replace(DELTA, inputs=lambda tokens, draw: _delta_inputs(tokens, draw, 8)),
 }
 

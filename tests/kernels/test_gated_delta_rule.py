@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hybridrt.batch import ForwardBatch
+from hybridrt.kernels.backend import StateBackend
 from hybridrt.kernels.gated_delta_rule import gated_delta_rule
 from tests.harness.batches import (
     EXTREMES,
@@ -23,6 +24,8 @@ from tests.harness.batches import (
 )
 from tests.harness.properties import bounded
 from tests.harness.tolerance import assert_close, assert_right, assert_small_rms_ratio
+
+Backend = tuple[str, StateBackend]
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,8 @@ ODD = (
     replace(PLAIN, heads=6, key_heads=3, key_dim=5, value_dim=7),
     replace(PER_CHANNEL, heads=1, key_heads=1, key_dim=2, value_dim=1),
     replace(PER_CHANNEL, heads=6, key_heads=3, key_dim=5, value_dim=7),
+    replace(PLAIN, key_dim=24, value_dim=90),
+    replace(PER_CHANNEL, key_dim=24, value_dim=64),
 )
 
 
@@ -90,22 +95,27 @@ def _inputs(
     return [q.to(dtype), k.to(dtype), v.to(dtype), g, beta, state]
 
 
-def _run(inputs: Sequence[Tensor], batch: ForwardBatch) -> Tensor:
+def _run(inputs: Sequence[Tensor], batch: ForwardBatch, backend: StateBackend) -> Tensor:
     q, k, v, g, beta, state = inputs
-    return gated_delta_rule(q, k, v, g, beta, state, *pages_of(batch), batch)
+    return gated_delta_rule(q, k, v, g, beta, state, *pages_of(batch), batch, backend)
 
 
 def _check(
-    lengths: Ragged, dtype: torch.dtype, device: str, sizes: Sizes = PLAIN, seed: int = 0
+    lengths: Ragged,
+    dtype: torch.dtype,
+    device_and_backend: Backend,
+    sizes: Sizes = PLAIN,
+    seed: int = 0,
 ) -> None:
     """y by the tolerances, states right in float32 whatever v's dtype, poison untouched."""
+    device, backend = device_and_backend
     lengths = in_company(lengths, dtype)
     draw = torch.Generator().manual_seed(seed)
     rows, _ = draw_tables(lengths, 1, spare=2, draw=draw)
     inputs = _inputs(rows, lengths.num_tokens, dtype, sizes, seed)
     batch = make_batch(rows, num_decodes=lengths.num_decodes, device=device)
     on_device = [part.to(device, copy=True) for part in inputs]
-    y = _run(on_device, batch)
+    y = _run(on_device, batch, backend)
     after = on_device[-1].cpu()
 
     exact_y, exact_states = _recurrence(rows, *(part.double() for part in inputs))
@@ -122,38 +132,46 @@ def _check(
 @bounded(25)
 @given(lengths=ragged(), seed=st.integers(0, 2**16))
 def test_equals_the_recurrence(
-    device: str, dtype: torch.dtype, sizes: Sizes, lengths: Ragged, seed: int
+    device_and_backend: Backend, dtype: torch.dtype, sizes: Sizes, lengths: Ragged, seed: int
 ) -> None:
-    _check(lengths, dtype, device, sizes, seed)
+    _check(lengths, dtype, device_and_backend, sizes, seed)
 
 
 @BOTH
 @pytest.mark.parametrize("lengths", EXTREMES, ids=str)
-def test_extreme_batches(device: str, dtype: torch.dtype, sizes: Sizes, lengths: Ragged) -> None:
-    _check(lengths, dtype, device, sizes)
+def test_extreme_batches(
+    device_and_backend: Backend, dtype: torch.dtype, sizes: Sizes, lengths: Ragged
+) -> None:
+    _check(lengths, dtype, device_and_backend, sizes)
 
 
 @pytest.mark.parametrize("sizes", ODD, ids=str)
-def test_odd_sizes(device: str, dtype: torch.dtype, sizes: Sizes) -> None:
+def test_odd_sizes(device_and_backend: Backend, dtype: torch.dtype, sizes: Sizes) -> None:
     lengths = Ragged(((3, 1), (1, 1), (0, 33), (5, 2), (0, 1)), 2)
-    _check(lengths, dtype, device, sizes)
+    _check(lengths, dtype, device_and_backend, sizes)
 
 
 @BOTH
-def test_one_decay_for_all_channels_is_a_decay_a_head(device: str, sizes: Sizes) -> None:
+def test_one_decay_for_all_channels_is_a_decay_a_head(
+    device_and_backend: Backend, sizes: Sizes
+) -> None:
+    device, backend = device_and_backend
     rows = [Row(4, 70, page=1)]
     per_head = _inputs(rows, 70, torch.float32, replace(sizes, decay_per_channel=False), seed=0)
     per_channel = [part.clone() for part in per_head]
     per_channel[3] = per_head[3][..., None].expand(-1, -1, sizes.key_dim)
     batch = make_batch(rows, num_decodes=0, device=device)
-    outs = [_run([p.to(device) for p in parts], batch) for parts in (per_head, per_channel)]
+    outs = [
+        _run([p.to(device) for p in parts], batch, backend) for parts in (per_head, per_channel)
+    ]
     assert_close(outs[0], outs[1].cpu())
 
 
-def _check_extreme(device: str, inputs: list[Tensor], rows: list[Row]) -> None:
+def _check_extreme(device_and_backend: Backend, inputs: list[Tensor], rows: list[Row]) -> None:
+    device, backend = device_and_backend
     batch = make_batch(rows, num_decodes=0, device=device)
     on_device = [part.to(device, copy=True) for part in inputs]
-    y = _run(on_device, batch)
+    y = _run(on_device, batch, backend)
     exact_y, exact_states = _recurrence(rows, *(part.double() for part in inputs))
     assert_close(y, exact_y)
     assert_close(on_device[-1].cpu()[[row.page for row in rows]], exact_states)
@@ -161,28 +179,30 @@ def _check_extreme(device: str, inputs: list[Tensor], rows: list[Row]) -> None:
 
 @BOTH
 def test_tokens_that_forget_everything_leave_those_behind_them_exact(
-    device: str, sizes: Sizes
+    device_and_backend: Backend, sizes: Sizes
 ) -> None:
     """Sums of g that run far below zero must not cost later, slow tokens their digits."""
     rows = [Row(0, 96, page=0)]
     inputs = _inputs(rows, 96, torch.float32, sizes, seed=0)
     forgets = (torch.arange(96) % 32 < 8).view(96, *[1] * (inputs[3].dim() - 1))
     inputs[3] = torch.where(forgets, -480.0, -0.16).expand_as(inputs[3]).contiguous()
-    _check_extreme(device, inputs, rows)
+    _check_extreme(device_and_backend, inputs, rows)
 
 
-def test_channels_that_forget_stand_beside_channels_that_remember(device: str) -> None:
+def test_channels_that_forget_stand_beside_channels_that_remember(
+    device_and_backend: Backend,
+) -> None:
     rows = [Row(9, 96, page=0)]
     inputs = _inputs(rows, 96, torch.float32, PER_CHANNEL, seed=0)
     inputs[3] = torch.where(torch.arange(16) % 2 == 0, -100.0, 0.0).expand(96, 4, 16).contiguous()
-    _check_extreme(device, inputs, rows)
+    _check_extreme(device_and_backend, inputs, rows)
 
 
 @BOTH
 @pytest.mark.parametrize("beta", [0.0, 1.0, 2.0])
 @pytest.mark.parametrize("same_key", [False, True], ids=["any keys", "one key"])
 def test_nothing_is_forgotten_and_all_or_twice_or_none_is_corrected(
-    device: str, sizes: Sizes, beta: float, same_key: bool
+    device_and_backend: Backend, sizes: Sizes, beta: float, same_key: bool
 ) -> None:
     rows = [Row(3, 130, page=2)]
     inputs = _inputs(rows, 130, torch.float32, sizes, seed=0)
@@ -190,11 +210,14 @@ def test_nothing_is_forgotten_and_all_or_twice_or_none_is_corrected(
         inputs[1] = inputs[1][:1].expand_as(inputs[1]).contiguous()
     inputs[3] = torch.zeros_like(inputs[3])
     inputs[4] = torch.full_like(inputs[4], beta)
-    _check_extreme(device, inputs, rows)
+    _check_extreme(device_and_backend, inputs, rows)
 
 
 @BOTH
-def test_bug_09_a_chunk_goes_on_from_the_state_before_it(device: str, sizes: Sizes) -> None:
+def test_bug_09_a_chunk_goes_on_from_the_state_before_it(
+    device_and_backend: Backend, sizes: Sizes
+) -> None:
+    device, backend = device_and_backend
     *inputs, _ = _inputs([], 70, torch.float32, sizes, seed=0)
 
     def run(cuts: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -205,7 +228,7 @@ def test_bug_09_a_chunk_goes_on_from_the_state_before_it(device: str, sizes: Siz
             row = Row(start, stop - start, page=1)
             batch = make_batch([row], num_decodes=row.queries == 1 and start > 0, device=device)
             parts = [part[start:stop].to(device) for part in inputs]
-            ys.append(_run([*parts, state], batch))
+            ys.append(_run([*parts, state], batch, backend))
         return torch.cat(ys), state[1]
 
     whole = run([])

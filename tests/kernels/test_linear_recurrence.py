@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hybridrt.batch import ForwardBatch
+from hybridrt.kernels.backend import StateBackend
 from hybridrt.kernels.linear_recurrence import linear_recurrence
 from tests.harness.batches import (
     EXTREMES,
@@ -21,6 +22,8 @@ from tests.harness.batches import (
 )
 from tests.harness.properties import bounded
 from tests.harness.tolerance import assert_close
+
+Backend = tuple[str, StateBackend]
 
 
 def _definition(rows: Sequence[Row], *inputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -50,17 +53,18 @@ def _inputs(rows: Sequence[Row], tokens: int, channels: int, seed: int) -> list[
     return [update, decay, state]
 
 
-def _run(inputs: Sequence[Tensor], batch: ForwardBatch) -> Tensor:
-    return linear_recurrence(*inputs, *pages_of(batch), batch)
+def _run(inputs: Sequence[Tensor], batch: ForwardBatch, backend: StateBackend) -> Tensor:
+    return linear_recurrence(*inputs, *pages_of(batch), batch, backend)
 
 
-def _check(lengths: Ragged, device: str, channels: int = 16, seed: int = 0) -> None:
+def _check(lengths: Ragged, device_and_backend: Backend, channels: int = 16, seed: int = 0) -> None:
+    device, backend = device_and_backend
     draw = torch.Generator().manual_seed(seed)
     rows, _ = draw_tables(lengths, 1, spare=2, draw=draw)
     inputs = _inputs(rows, lengths.num_tokens, channels, seed)
     batch = make_batch(rows, num_decodes=lengths.num_decodes, device=device)
     on_device = [part.to(device, copy=True) for part in inputs]
-    h = _run(on_device, batch)
+    h = _run(on_device, batch, backend)
     after = on_device[-1].cpu()
 
     exact, exact_states = _definition(rows, *(part.double() for part in inputs))
@@ -73,26 +77,31 @@ def _check(lengths: Ragged, device: str, channels: int = 16, seed: int = 0) -> N
 
 @bounded(40)
 @given(lengths=ragged(), channels=st.integers(1, 70), seed=st.integers(0, 2**16))
-def test_equals_the_recurrence(device: str, lengths: Ragged, channels: int, seed: int) -> None:
-    _check(lengths, device, channels, seed)
+def test_equals_the_recurrence(
+    device_and_backend: Backend, lengths: Ragged, channels: int, seed: int
+) -> None:
+    _check(lengths, device_and_backend, channels, seed)
 
 
 @pytest.mark.parametrize("lengths", EXTREMES, ids=str)
-def test_extreme_batches(device: str, lengths: Ragged) -> None:
-    _check(lengths, device)
+def test_extreme_batches(device_and_backend: Backend, lengths: Ragged) -> None:
+    _check(lengths, device_and_backend)
 
 
-def test_chunks_longer_than_a_scan(device: str) -> None:
-    _check(Ragged(((5, 1), (0, 700), (3, 256), (1, 257)), 1), device)
+def test_chunks_longer_than_a_scan(device_and_backend: Backend) -> None:
+    _check(Ragged(((5, 1), (0, 700), (3, 256), (1, 257)), 1), device_and_backend)
 
 
-def test_a_state_in_bfloat16_is_rounded_where_it_is_stored_and_nowhere_else(device: str) -> None:
+def test_a_state_in_bfloat16_is_rounded_where_it_is_stored_and_nowhere_else(
+    device_and_backend: Backend,
+) -> None:
+    device, backend = device_and_backend
     rows = [Row(4, 1, page=2), Row(0, 40, page=0)]
     inputs = _inputs(rows, 41, 16, seed=0)
     inputs[-1] = inputs[-1].bfloat16()
     batch = make_batch(rows, num_decodes=1, device=device)
     on_device = [part.to(device, copy=True) for part in inputs]
-    h = _run(on_device, batch)
+    h = _run(on_device, batch, backend)
     exact, exact_states = _definition(rows, *(part.double() for part in inputs))
     assert_close(h, exact)
     stored = on_device[-1].cpu()[[2, 0]]

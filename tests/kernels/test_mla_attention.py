@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hybridrt.batch import Prefill
 from hybridrt.cache.spec import Window
+from hybridrt.kernels.backend import AttentionBackend
 from hybridrt.kernels.mla_attention import mla_attention
 from hybridrt.kernels.reference import mla_attention as reference
 from tests.harness.batches import (
@@ -48,6 +49,7 @@ PLAIN = Sizes()
 SIZES = (
     PLAIN,
     replace(PLAIN, heads=1),
+    replace(PLAIN, heads=21),  # more than a thread takes at once
     replace(PLAIN, nope_dim=7, rope_dim=6, rank=13, v_dim=5),
     replace(PLAIN, v_dim=24),  # larger than a key
     replace(PLAIN, rank=64),
@@ -60,6 +62,7 @@ SIZES = (
     replace(PLAIN, window=Window(6, chunked=True)),
 )
 SCALE = 0.25
+Backend = tuple[str, AttentionBackend]
 
 
 def _definition(sizes: Sizes, rows: Sequence[Row], *inputs: Tensor) -> Tensor:
@@ -86,9 +89,10 @@ def _poison(num_blocks: int, tokens: int, dim: int, dtype: torch.dtype, device: 
 
 
 def _check(
-    lengths: Ragged, dtype: torch.dtype, device: str, sizes: Sizes = PLAIN, seed: int = 0
+    lengths: Ragged, dtype: torch.dtype, attends: Backend, sizes: Sizes = PLAIN, seed: int = 0
 ) -> None:
     """Every slot that holds no token of a sequence holds NaN."""
+    device, backend = attends
     lengths = in_company(lengths, dtype)
     draw = torch.Generator().manual_seed(seed)
     rows, num_blocks = draw_tables(lengths, sizes.block_size, 3, draw, sizes.window)
@@ -125,6 +129,7 @@ def _check(
         SCALE,
         window=None if sizes.window is None else sizes.window.size,
         chunked=sizes.window is not None and sizes.window.chunked,
+        backend=backend,
     )
     assert out.dtype == dtype
     inputs = (q_nope, q_pe, w_uk, w_uv, *latents)
@@ -134,20 +139,20 @@ def _check(
 @bounded(30)
 @given(lengths=ragged(longest=25, most_rows=3), sizes=st.sampled_from(SIZES), seed=st.integers(0))
 def test_equals_dense_attention_on_expanded_keys(
-    device: str, dtype: torch.dtype, lengths: Ragged, sizes: Sizes, seed: int
+    attends: Backend, dtype: torch.dtype, lengths: Ragged, sizes: Sizes, seed: int
 ) -> None:
-    _check(lengths, dtype, device, sizes, seed % 2**16)
+    _check(lengths, dtype, attends, sizes, seed % 2**16)
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_every_geometry(device: str, dtype: torch.dtype, sizes: Sizes) -> None:
+def test_every_geometry(attends: Backend, dtype: torch.dtype, sizes: Sizes) -> None:
     lengths = Ragged(((3, 1), (17, 1), (0, 9), (9, 3), (2, 14), (0, 1)), 2)
-    _check(lengths, dtype, device, sizes)
+    _check(lengths, dtype, attends, sizes)
 
 
 @pytest.mark.parametrize("lengths", EXTREMES, ids=str)
-def test_extreme_batches(device: str, dtype: torch.dtype, lengths: Ragged) -> None:
-    _check(lengths, dtype, device, replace(PLAIN, heads=1))
+def test_extreme_batches(attends: Backend, dtype: torch.dtype, lengths: Ragged) -> None:
+    _check(lengths, dtype, attends, replace(PLAIN, heads=1))
 
 
 def _expands(sizes: Sizes, context: int, queries: int) -> bool:
@@ -174,11 +179,11 @@ def test_few_queries_on_many_latents_are_absorbed_and_many_on_few_expanded() -> 
 @pytest.mark.parametrize("window", [None, Window(5)])
 def test_either_form_is_right_everywhere(
     monkeypatch: pytest.MonkeyPatch,
-    device: str,
+    attends: Backend,
     dtype: torch.dtype,
     form: bool,
     lengths: tuple[tuple[int, int], ...],
     window: Window | None,
 ) -> None:
     monkeypatch.setattr(reference, "expanding_is_cheaper", lambda *_: form)
-    _check(Ragged(lengths, 0), dtype, device, replace(PLAIN, window=window))
+    _check(Ragged(lengths, 0), dtype, attends, replace(PLAIN, window=window))

@@ -53,6 +53,7 @@ WRITTEN: dict[str, set[str]] = {
 
 LAYERS = {
     "attention": ("attention", Setting(4, 2)),
+    "attention, numba": ("attention", Setting(4, 2, attention_backend="numba")),
     "window": ("attention, wide window, small values, sinks", Setting(4, 2, "NHD")),
     "int8": ("attention", Setting(4, 2, kv_cache_dtype="int8")),
     "fp8": ("attention", Setting(4, 2, kv_cache_dtype="fp8_e4m3")),
@@ -63,6 +64,7 @@ LAYERS = {
     ),
     "blocks by their best": ("attention to blocks by their best", Setting(4, 2)),
     "MLA": ("MLA", Setting(4, 2)),
+    "MLA, numba": ("MLA", Setting(4, 2, attention_backend="numba")),
     "MLA, fp8": ("MLA", Setting(4, 2, kv_cache_dtype="fp8_e4m3")),
     "profiles": ("profiles of distances, window", Setting(4, 2)),
     "profiles, int8": ("profiles of distances", Setting(4, 2, kv_cache_dtype="int8")),
@@ -72,8 +74,8 @@ LAYERS = {
     "Mamba-1 in heads": ("Mamba-1 in heads", Setting(state_backend="numba")),
     "Mamba-2": ("Mamba-2", Setting(state_backend="numba")),
     "short convolution": ("short convolution", Setting()),
-    "RG-LRU": ("RG-LRU", Setting()),
-    "gated delta net": ("gated delta net", Setting()),
+    "RG-LRU": ("RG-LRU", Setting(state_backend="numba")),
+    "gated delta net": ("gated delta net", Setting(state_backend="numba")),
     "mLSTM": ("mLSTM", Setting()),
     "RWKV": ("RWKV", Setting()),
 }

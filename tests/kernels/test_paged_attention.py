@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hybridrt.cache.spec import Window
+from hybridrt.kernels.backend import AttentionBackend
 from hybridrt.kernels.paged_attention import paged_attention
 from hybridrt.kernels.reference import softmax_attention
 from hybridrt.kernels.reference.paged_attention import side_by_side
@@ -81,6 +82,7 @@ SIZES = (
     replace(PLAIN, softcap=0.7, window=Window(6, chunked=True), heads=6),
 )
 SCALE = 0.3
+Backend = tuple[str, AttentionBackend]
 
 
 def attend(sizes: Sizes, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> Tensor:
@@ -130,9 +132,10 @@ def _caches(
 
 
 def _check(
-    lengths: Ragged, dtype: torch.dtype, device: str, sizes: Sizes = PLAIN, seed: int = 0
+    lengths: Ragged, dtype: torch.dtype, attends: Backend, sizes: Sizes = PLAIN, seed: int = 0
 ) -> None:
     """Every slot that holds no token of a sequence holds NaN."""
+    device, backend = attends
     lengths = in_company(lengths, dtype)
     draw = torch.Generator().manual_seed(seed)
     rows, num_blocks = draw_tables(lengths, sizes.block_size, 3, draw, sizes.window)
@@ -162,6 +165,7 @@ def _check(
         chunked=sizes.window is not None and sizes.window.chunked,
         sinks=sinks.to(device) if sizes.sinks else None,
         softcap=sizes.softcap,
+        backend=backend,
     )
     assert out.dtype == dtype
     assert_right(out, lambda *parts: _definition(rows, sizes, *parts), q, sinks, *kv)
@@ -170,20 +174,20 @@ def _check(
 @bounded(30)
 @given(lengths=ragged(longest=30, most_rows=3), sizes=st.sampled_from(SIZES), seed=st.integers(0))
 def test_equals_dense_attention(
-    device: str, dtype: torch.dtype, lengths: Ragged, sizes: Sizes, seed: int
+    attends: Backend, dtype: torch.dtype, lengths: Ragged, sizes: Sizes, seed: int
 ) -> None:
-    _check(lengths, dtype, device, sizes, seed % 2**16)
+    _check(lengths, dtype, attends, sizes, seed % 2**16)
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_every_geometry(device: str, dtype: torch.dtype, sizes: Sizes) -> None:
+def test_every_geometry(attends: Backend, dtype: torch.dtype, sizes: Sizes) -> None:
     lengths = Ragged(((3, 1), (17, 1), (0, 9), (5, 6), (0, 1)), 2)
-    _check(lengths, dtype, device, sizes)
+    _check(lengths, dtype, attends, sizes)
 
 
 @pytest.mark.parametrize("lengths", EXTREMES, ids=str)
-def test_extreme_batches(device: str, dtype: torch.dtype, lengths: Ragged) -> None:
-    _check(lengths, dtype, device)
+def test_extreme_batches(attends: Backend, dtype: torch.dtype, lengths: Ragged) -> None:
+    _check(lengths, dtype, attends)
 
 
 SMALL = replace(PLAIN, heads=1, kv_heads=1, head_dim_k=4, head_dim_v=4)
@@ -192,18 +196,18 @@ SMALL = replace(PLAIN, heads=1, kv_heads=1, head_dim_k=4, head_dim_v=4)
 @pytest.mark.parametrize("window", [None, Window(70), Window(600), Window(70, chunked=True)])
 @pytest.mark.parametrize("sinks", [False, True])
 def test_a_chunk_of_more_queries_than_are_masked_at_once(
-    device: str, dtype: torch.dtype, window: Window | None, sinks: bool
+    attends: Backend, dtype: torch.dtype, window: Window | None, sinks: bool
 ) -> None:
     sizes = replace(SMALL, window=window, sinks=sinks)
-    _check(Ragged(((93, QUERY_BLOCK + 5), (0, 600)), 0), dtype, device, sizes)
+    _check(Ragged(((93, QUERY_BLOCK + 5), (0, 600)), 0), dtype, attends, sizes)
 
 
 def test_few_scores_at_once_where_no_kernel_computes_them(
-    device: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    attends: Backend, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(softmax_attention, "_MOST_SCORES", 100)
     sizes = replace(PLAIN, sinks=True, softcap=1.0)
-    _check(Ragged(((3, 1), (20, 11), (0, 30)), 1), dtype, device, sizes)
+    _check(Ragged(((3, 1), (20, 11), (0, 30)), 1), dtype, attends, sizes)
 
 
 @pytest.mark.parametrize("window", [Window(64), Window(64, chunked=True)])
@@ -220,12 +224,13 @@ def test_a_long_chunk_is_never_masked_as_a_whole(window: Window) -> None:
         paged_attention(q, k, v, pages, batch, SCALE, window.size, window.chunked)
 
 
-def test_padding_tokens_get_zeros(device: str) -> None:
+def test_padding_tokens_get_zeros(attends: Backend) -> None:
+    device, backend = attends
     pool = torch.ones(3, 1, 4, 8, device=device)
     batch = make_batch([Row(0, 3, (1,))], num_decodes=0, block_size=4, padding=4, device=device)
     k, v = pool.split(4, dim=-1)
     q = torch.ones(7, 1, 4, device=device)
-    out = paged_attention(q, k, v, batch.token_pages(TOKENS), batch, SCALE)
+    out = paged_attention(q, k, v, batch.token_pages(TOKENS), batch, SCALE, backend=backend)
     assert out[:3].eq(1).all() and out[3:].eq(0).all()
 
 
@@ -242,13 +247,14 @@ def test_keys_and_values_of_one_view_are_found_and_others_are_not(device: str) -
     assert side_by_side(k[..., :7], v) is None
 
 
-def test_the_zeros_behind_a_page_table_are_not_pages(device: str) -> None:
+def test_the_zeros_behind_a_page_table_are_not_pages(attends: Backend) -> None:
     """A short row's table is padded with block 0, which may be anyone's."""
+    device, backend = attends
     cache = torch.full((3, 1, 2, 4), torch.nan, device=device)
     cache[1:] = 1.0
     k, v = cache.split(2, dim=-1)
     q = torch.ones(2, 1, 2, device=device)
     rows = [Row(1, 1, (1,)), Row(3, 1, (2, 1))]
     batch = make_batch(rows, num_decodes=2, block_size=2, device=device)
-    out = paged_attention(q, k, v, batch.token_pages(TOKENS), batch, 1.0)
+    out = paged_attention(q, k, v, batch.token_pages(TOKENS), batch, 1.0, backend=backend)
     assert out.eq(1).all()

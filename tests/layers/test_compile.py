@@ -59,6 +59,8 @@ CASES = {
     "attention, fp8": (BY_REASON["attention"], replace(DEFAULT, kv_cache_dtype="fp8_e4m3")),
     "MLA, fp8": (BY_REASON["MLA"], replace(DEFAULT, kv_cache_dtype="fp8_e4m3")),
     "sparse MLA, fp8": (BY_REASON["sparse MLA"], replace(DEFAULT, kv_cache_dtype="fp8_e4m3")),
+    "attention, numba": (BY_REASON["attention"], replace(DEFAULT, attention_backend="numba")),
+    "MLA, numba": (BY_REASON["MLA"], replace(DEFAULT, attention_backend="numba")),
     "Mamba-1, numba": (BY_REASON["Mamba-1"], replace(DEFAULT, state_backend="numba")),
     "Mamba-2, numba": (BY_REASON["Mamba-2"], replace(DEFAULT, state_backend="numba")),
 }

@@ -55,6 +55,7 @@ def settings(draw: st.DrawFn) -> Setting:
         draw(st.sampled_from(["HND", "NHD"])),
         draw(st.sampled_from(["reference", "numba"])),
         draw(st.integers(0, 2**16)),
+        attention_backend=draw(st.sampled_from(["reference", "numba"])),
     )
 
 

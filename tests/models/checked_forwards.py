@@ -27,7 +27,7 @@ CHECKER = "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))"
 
 
 def main(names: list[str]) -> None:
-    """Prefills, chunks and decodes of each row, in both state backends and dtypes."""
+    """Prefills, chunks and decodes of each row, with both backends and dtypes."""
     install_import_hook(CHECKED, CHECKER)
     from hybridrt import SamplingParams
     from tests.harness.engines import open_llm
@@ -40,7 +40,8 @@ def main(names: list[str]) -> None:
                 ("float32", "reference", "HND"),
                 ("bfloat16", "numba", "NHD"),
             ):
-                choices = {"dtype": dtype, "state_backend": backend, "kv_layout": layout}
+                backends = {"attention_backend": backend, "state_backend": backend}
+                choices = {"dtype": dtype, "kv_layout": layout, **backends}
                 llm = open_llm(name, page_size=4, max_num_batched_tokens=16, **choices)
                 llm.generate([[1], [2] * 7, [3] * 23], params)
             print(name)

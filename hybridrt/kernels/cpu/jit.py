@@ -25,3 +25,9 @@ parallel_kernel: Decorator = partial(numba.njit, **_OPTIONS, parallel=True, cach
 
 inlined: Decorator = partial(numba.njit, **_OPTIONS, inline="always")
 """Compiles as a part of what calls it."""
+
+inner = numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)
+"""Compiles what only compiled functions call: nothing is made for calls from Python."""
+
+inline = numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, forceinline=True)
+"""The same of a few lines, which become a part of every function that calls them."""

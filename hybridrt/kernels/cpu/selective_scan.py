@@ -18,8 +18,8 @@ from hybridrt.kernels.cpu.bfloat16 import (
     singles,
 )
 from hybridrt.kernels.cpu.fast_exp import fast_exp
+from hybridrt.kernels.cpu.flat import row_starts
 from hybridrt.kernels.cpu.jit import inlined, parallel_kernel
-from hybridrt.kernels.cpu.row_starts import row_starts
 from hybridrt.kernels.reference import selective_scan as reference
 
 CHANNELS = 64  # a thread's share: its states, and a token's x and dt, stay in its L1 cache

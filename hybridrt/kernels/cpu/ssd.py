@@ -20,8 +20,8 @@ from hybridrt.kernels.cpu.bfloat16 import (
     of_dtype,
     singles,
 )
+from hybridrt.kernels.cpu.flat import row_starts
 from hybridrt.kernels.cpu.jit import inlined, parallel_kernel
-from hybridrt.kernels.cpu.row_starts import row_starts
 from hybridrt.kernels.reference import ssd as reference
 
 

@@ -57,19 +57,35 @@ def mla_attention(
     latents, softmax = Latents(c_kv, k_pe, c_kv_scale), Softmax(scale)
     reach = Reach(window, chunked)
     out = q_nope.new_empty(q_nope.shape[0], q_nope.shape[1], w_uv.shape[1])
-    stop = batch.num_decodes
-    if batch.num_decodes:
-        q = absorb(q_nope[:stop], q_pe[:stop], w_uk)
+    n = batch.num_decodes
+    if n:
+        q = absorb(q_nope[:n], q_pe[:n], w_uk)
         found = decode_latents(q, latents, pages, batch, softmax, reach)
-        out[:stop] = expand_values(found, w_uv)
+        out[:n] = expand_values(found, w_uv)
+    attend_rows(q_nope, q_pe, latents, w_uk, w_uv, pages, batch, softmax, reach, out)
+    return out
+
+
+def attend_rows(
+    q_nope: Float[Tensor, "tokens heads nope_dim"],
+    q_pe: Float[Tensor, "tokens heads rope_dim"],
+    latents: Latents,
+    w_uk: Float[Tensor, "heads nope_dim rank"],
+    w_uv: Float[Tensor, "heads v_dim rank"],
+    pages: TokenPages,
+    batch: Rows,
+    softmax: Softmax,
+    reach: Reach,
+    out: Float[Tensor, "tokens heads v_dim"],
+) -> None:
+    """Fills `out` behind the decode rows: what prefill rows attend to, and zeros for padding."""
+    stop = batch.num_decodes
     for row in batch.prefills:
         stop = row.stop
         tokens = slice(row.start, stop)
         queries = q_nope[tokens], q_pe[tokens]
         out[tokens] = attend_row(*queries, latents, w_uk, w_uv, pages, row, softmax, reach)
-    if stop < len(q_nope):
-        out[stop:] = 0  # padding
-    return out
+    out[stop:] = 0
 
 
 def attend_row(

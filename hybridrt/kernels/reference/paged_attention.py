@@ -75,15 +75,10 @@ def paged_attention(
     cache, reach = PagedKV(k, v, k_scale, v_scale), Reach(window, chunked)
     softmax = Softmax(scale, sinks, softcap)
     out = q.new_empty(q.shape[0], q.shape[1], v.shape[-1])
-    stop = batch.num_decodes
-    if batch.num_decodes:
-        out[:stop] = attend_decodes(q[:stop], cache, pages, batch, softmax, reach)
-    for row in batch.prefills:
-        stop = row.stop
-        tokens = slice(row.start, stop)
-        out[tokens] = attend_chunk(q[tokens], cache, pages, row, softmax, reach)
-    if stop < len(q):
-        out[stop:] = 0  # padding
+    n = batch.num_decodes
+    if n:
+        out[:n] = attend_decodes(q[:n], cache, pages, batch, softmax, reach)
+    attend_chunks(q, cache, pages, batch, softmax, reach, out)
     return out
 
 
@@ -99,6 +94,24 @@ def attend_decodes(
     places = decode_places(pages, batch, cache.block_size, reach)
     k, v = cache.read(lambda part: gather_rows(part, places), q.dtype)
     return attend_once(q, k, v, places.mask, softmax)
+
+
+def attend_chunks(
+    q: Float[Tensor, "tokens heads head_dim_k"],
+    cache: PagedKV,
+    pages: TokenPages,
+    batch: Rows,
+    softmax: Softmax,
+    reach: Reach,
+    out: Float[Tensor, "tokens heads head_dim_v"],
+) -> None:
+    """Fills `out` behind the decode rows: what prefill rows attend to, and zeros for padding."""
+    stop = batch.num_decodes
+    for row in batch.prefills:
+        stop = row.stop
+        tokens = slice(row.start, stop)
+        out[tokens] = attend_chunk(q[tokens], cache, pages, row, softmax, reach)
+    out[stop:] = 0
 
 
 def attend_chunk(

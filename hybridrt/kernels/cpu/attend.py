@@ -1,0 +1,253 @@
+"""One query of each sequence attends to keys and values where they stand in their pages.
+
+A sequence's tokens are cut into pieces, so that threads can share a long one. How depends on its
+own length alone: a result doesn't depend on who else is in the batch, or on the threads. In a
+piece, all query heads of a key head take their scores of a tile of tokens, and then its values,
+which the nearest caches hold by then. Weights are divided by the exp of the largest score so far
+(arXiv 1805.02867). In the end pieces are joined.
+"""
+
+from typing import NamedTuple, no_type_check
+
+import numba
+import numpy as np
+
+from hybridrt.kernels.cpu.attend_tile import NOTHING, TILE, add_values, score, weigh
+from hybridrt.kernels.cpu.fast_exp import fast_exp
+from hybridrt.kernels.cpu.jit import inner
+from hybridrt.kernels.cpu.vector_math import fma, mul, splat
+from hybridrt.kernels.cpu.vectors import LANES, load, pointer, store, store_some
+
+PIECE = 512  # tokens at most: to join a piece costs what a few tokens do
+HEADS = 16  # query heads at once: of more, threads can share a short sequence
+
+
+class Sizes(NamedTuple):
+    """Of a key's two parts and a value, of what pages hold, and how far back a token sees.
+
+    `k_block`, `k_head` and `k_token` are strides of the keys' first part. A window of 0 is none.
+    `values_are_keys`: a value begins where its key does.
+    """
+
+    k: int
+    more: int
+    v: int
+    kv_heads: int
+    block_size: int
+    table_stride: int
+    k_block: int
+    k_head: int
+    k_token: int
+    more_block: int
+    more_token: int
+    v_block: int
+    v_head: int
+    v_token: int
+    window: int
+    chunked: bool
+    values_are_keys: bool
+
+
+@inner
+@no_type_check
+def _first_seen(position, sizes):  # pragma: no cover  (compiled, as all below)
+    """See `hybridrt.kernels.reference.gather.Reach`."""
+    if sizes.window == 0:
+        return np.int64(0)
+    if sizes.chunked:
+        return position // sizes.window * sizes.window
+    return max(position - sizes.window + 1, 0)
+
+
+@inner
+@no_type_check
+def _find(table, place, count, block_size, block, start, token, places):  # pragma: no cover
+    """Where the tokens from `place` on begin, up to a multiple of 4: the last is repeated."""
+    index, offset, i = place // block_size, place % block_size, 0
+    while i < count:
+        first = np.int64(table[index]) * block + start
+        for j in range(offset, min(block_size, offset + count - i)):
+            places[i] = first + j * token
+            i += 1
+        index += 1
+        offset = 0
+    while i % 4 > 0:
+        places[i] = places[i - 1]
+        i += 1
+
+
+@inner
+@no_type_check
+def _plan(positions, rows, heads, jobs_a_piece, sizes):  # pragma: no cover
+    """Pieces of each row; and, counted over rows, jobs, and what pieces leave to be joined."""
+    longest = PIECE if jobs_a_piece > 1 else PIECE // 2  # there are two jobs soon
+    pieces = np.empty(rows, np.int64)
+    jobs, apart = np.zeros(rows + 1, np.int64), np.zeros(rows + 1, np.int64)
+    for row in range(rows):
+        seen = positions[row] + 1 - _first_seen(positions[row], sizes)
+        pieces[row] = (seen + longest - 1) // longest
+        jobs[row + 1] = jobs[row] + pieces[row] * jobs_a_piece
+        apart[row + 1] = apart[row] + (pieces[row] * heads if pieces[row] > 1 else 0)
+    return pieces, jobs, apart
+
+
+@inner
+@no_type_check
+def _write(sums, at, factor, out, place, size):  # pragma: no cover
+    whole, factor = size // LANES * LANES, splat(factor)
+    sums, out = pointer(sums), pointer(out)
+    for d in range(0, whole, LANES):
+        store(mul(load(sums, at + d), factor), out, place + d)
+    if whole < size:
+        store_some(mul(load(sums, at + whole), factor), out, place + whole, size - whole)
+
+
+@inner
+@no_type_check
+def _join(apart, tops, totals, at, pieces, step, sums):  # pragma: no cover
+    """A head's result of what its pieces gave, which stand `step` apart."""
+    top = NOTHING
+    for i in range(pieces):
+        top = max(top, tops[at + i * step])
+    total = np.float32(0)
+    for i in range(pieces):
+        total += totals[at + i * step] * fast_exp(tops[at + i * step] - top)
+    sums[:] = 0
+    parts, joined = pointer(apart), pointer(sums)
+    for i in range(pieces):
+        share = splat(fast_exp(tops[at + i * step] - top) / total)
+        part = (at + i * step) * len(sums)
+        for d in range(0, len(sums), LANES):
+            store(fma(share, load(parts, part + d), load(joined, d)), joined, d)
+
+
+@inner
+@no_type_check
+def _attend_piece(
+    queries, here, width, k, more, v, k_places, more_places, v_places, count, sizes, softcap,
+    scores, tops, totals, kept, sums, v_width
+):  # fmt: skip  # pragma: no cover
+    """The queries of `here` heads and a piece: adds to `sums` and `totals`, and raises `tops`."""
+    line = 64 // k.itemsize  # elements
+    q, keys, others, values = pointer(queries), pointer(k), pointer(more), pointer(v)
+    weights, kept_parts, all_sums = pointer(scores), pointer(kept), pointer(sums)
+    for t in range(0, count, TILE):
+        tile = min(TILE, count - t)
+        of_k, of_v = pointer(k_places[t:]), pointer(v_places[t:])
+        of_more = pointer(more_places[t:])
+        left = count - t
+        score(
+            q, here, width, tile, keys, of_k, sizes.k, others, of_more, sizes.more, weights, left,
+            line
+        )  # fmt: skip
+        weigh(weights, here, tile, softcap, pointer(tops), pointer(totals), kept_parts)
+        left = 0 if sizes.values_are_keys else left
+        add_values(
+            weights, here, values, of_v, sizes.v, tile, kept_parts, all_sums, v_width, left, line
+        )  # fmt: skip
+
+
+@inner
+@no_type_check
+def _work(
+    worker, workers, q, k, more, v, table, positions, sizes, scale, softcap, sinks, pieces, jobs,
+    apart_rows, apart, apart_tops, apart_totals, out
+):  # fmt: skip  # pragma: no cover
+    """Every job whose turn it is: a piece of a row and some query heads of a key head."""
+    rows, heads = len(pieces), q.shape[1]
+    group = heads // sizes.kv_heads
+    parts = (group + HEADS - 1) // HEADS
+    most = (group + parts - 1) // parts
+    second = (sizes.k + LANES - 1) // LANES * LANES
+    width = second + (sizes.more + LANES - 1) // LANES * LANES
+    v_width = (sizes.v + LANES - 1) // LANES * LANES
+    queries, scores = np.zeros(most * width, np.float32), np.empty(most * TILE, np.float32)
+    sums, kept = np.empty(most * v_width, np.float32), np.empty(most, np.float32)
+    tops, totals = np.empty(most, np.float32), np.empty(most, np.float32)
+    k_places, v_places = np.empty(PIECE + 3, np.int64), np.empty(PIECE + 3, np.int64)
+    more_places = np.empty(PIECE + 3, np.int64)
+    row = 0
+    for job in range(worker, jobs[rows], workers):
+        while job >= jobs[row + 1]:
+            row += 1
+        # Heads of a piece by turns: their pages are neighbours.
+        piece, of_piece = divmod(job - jobs[row], sizes.kv_heads * parts)
+        kv_head, part = divmod(of_piece, parts)
+        head = kv_head * group + part * most
+        here = min(most, (kv_head + 1) * group - head)
+        has_sink = piece == 0 and len(sinks) > 0
+        for g in range(here):
+            for d in range(sizes.k):
+                queries[g * width + d] = q[row, head + g, d] * scale
+            for d in range(sizes.more):
+                queries[g * width + second + d] = q[row, head + g, sizes.k + d] * scale
+            tops[g] = sinks[head + g] if has_sink else NOTHING
+            totals[g] = 1 if has_sink else 0
+        sums[:] = 0
+
+        seen = _first_seen(positions[row], sizes)
+        length = (positions[row] + pieces[row] - seen) // pieces[row]
+        count = min(length, positions[row] + 1 - seen - piece * length)
+        first = seen % sizes.block_size + piece * length  # its place among those in the table
+        blocks, size = table[row * sizes.table_stride :], sizes.block_size
+        k_start, v_start = kv_head * sizes.k_head, kv_head * sizes.v_head
+        _find(blocks, first, count, size, sizes.k_block, k_start, sizes.k_token, k_places)
+        _find(blocks, first, count, size, sizes.v_block, v_start, sizes.v_token, v_places)
+        if sizes.more > 0:
+            _find(blocks, first, count, size, sizes.more_block, 0, sizes.more_token, more_places)
+        _attend_piece(
+            queries, here, width, k, more, v, k_places, more_places, v_places, count, sizes,
+            softcap, scores, tops, totals, kept, sums, v_width
+        )  # fmt: skip
+
+        for g in range(here):
+            if pieces[row] == 1:
+                place = (row * heads + head + g) * sizes.v
+                _write(sums, g * v_width, np.float32(1) / totals[g], out, place, sizes.v)
+            else:
+                at = apart_rows[row] + piece * heads + head + g
+                apart_tops[at], apart_totals[at] = tops[g], totals[g]
+                _write(sums, g * v_width, np.float32(1), apart, at * v_width, v_width)
+
+
+@inner
+@no_type_check
+def _join_rows(
+    worker, workers, heads, size, pieces, apart_rows, apart, tops, totals, out
+):  # fmt: skip  # pragma: no cover
+    """The heads whose turn it is of every row in pieces."""
+    joined = np.empty((size + LANES - 1) // LANES * LANES, np.float32)
+    for row in range(len(pieces)):
+        for head in range(worker, heads if pieces[row] > 1 else 0, workers):
+            at = apart_rows[row] + head
+            _join(apart, tops, totals, at, pieces[row], heads, joined)
+            _write(joined, 0, np.float32(1), out, (row * heads + head) * size, size)
+
+
+@numba.njit(parallel=True, cache=True)
+@no_type_check
+def attend(
+    q, k, more, v, table, positions, rows, sizes, scale, softcap, sinks, out, threads
+):  # pragma: no cover
+    """Each row's query, at its position, into `out`: rows, heads and values one behind another.
+
+    A key is `[k, more]`, and so is a query. Without sinks, `sinks` is empty.
+    """
+    heads = q.shape[1]
+    parts = (heads // sizes.kv_heads + HEADS - 1) // HEADS
+    pieces, jobs, apart_rows = _plan(positions, rows, heads, sizes.kv_heads * parts, sizes)
+    joins = apart_rows[rows]
+    apart = np.empty(joins * ((sizes.v + LANES - 1) // LANES * LANES), np.float32)
+    tops, totals = np.empty(joins, np.float32), np.empty(joins, np.float32)
+    workers = min(threads, jobs[rows])
+    for worker in numba.prange(workers):
+        _work(
+            np.int64(worker), workers, q, k, more, v, table, positions, sizes, scale, softcap,
+            sinks, pieces, jobs, apart_rows, apart, tops, totals, out
+        )  # fmt: skip
+    if joins > 0:
+        for worker in numba.prange(workers):
+            _join_rows(
+                np.int64(worker), workers, heads, sizes.v, pieces, apart_rows, apart, tops,
+                totals, out
+            )  # fmt: skip

@@ -1,0 +1,126 @@
+"""Takes queries to the latents of MLA, and latents to values, for a few tokens.
+
+Each weight is read once, in its own dtype, and multiplied in float32. For one token torch's
+product of bfloat16 matrices needs several times as long.
+"""
+
+from typing import no_type_check
+
+import numba
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from hybridrt.kernels.cpu.attend_tile import TILE, add_values, score
+from hybridrt.kernels.cpu.flat import flat_bits
+from hybridrt.kernels.cpu.jit import inner
+from hybridrt.kernels.cpu.vectors import LANES, load, pointer, store, store_some
+
+ROWS = 16  # at once: their sums stay in the nearest caches
+
+
+def absorb(
+    q_nope: Float[Tensor, "rows heads nope_dim"],
+    q_pe: Float[Tensor, "rows heads rope_dim"],
+    w_uk: Float[Tensor, "heads nope_dim rank"],
+) -> Float[Tensor, "rows heads latent_dim"]:
+    """Queries that can be compared with latents, in float32."""
+    rows, heads, _ = q_nope.shape
+    rank = w_uk.shape[2]
+    out = torch.empty(rows, heads, rank + q_pe.shape[2])
+    out[:, :, rank:] = q_pe
+    q, w = q_nope.float().contiguous().numpy(), flat_bits(w_uk)
+    threads = numba.get_num_threads()
+    _absorb(q, w, w_uk.stride(0), w_uk.stride(1), rank, out.numpy(), threads)  # pyright: ignore[reportCallIssue]
+    return out
+
+
+def expand_values(
+    latent: Float[Tensor, "rows heads rank"],
+    w_uv: Float[Tensor, "heads v_dim rank"],
+    out: Float[Tensor, "rows heads v_dim"],
+) -> None:
+    """Each head's value, of a latent that it attended to. `out` has no gaps."""
+    w, threads = flat_bits(w_uv), numba.get_num_threads()
+    values = flat_bits(out)
+    _expand(latent.numpy(), w, w_uv.stride(0), w_uv.stride(1), out.shape[2], values, threads)  # pyright: ignore[reportCallIssue]
+
+
+@inner
+@no_type_check
+def _absorb_some(q, w, head, begin, row_stride, rank, out, row, count):  # pragma: no cover
+    """Some rows of a head, whose weights begin at `begin`."""
+    width = (rank + LANES - 1) // LANES * LANES
+    sums, weights = np.zeros(count * width, np.float32), np.empty(count * TILE, np.float32)
+    places, kept = np.empty(TILE, np.int64), np.ones(count, np.float32)
+    line = 64 // w.itemsize
+    for first in range(0, q.shape[2], TILE):
+        size = min(TILE, q.shape[2] - first)
+        for n in range(size):
+            places[n] = begin + (first + n) * row_stride
+            for g in range(count):
+                weights[g * TILE + n] = q[row + g, head, first + n]
+        add_values(
+            pointer(weights), count, pointer(w), pointer(places), rank, size, pointer(kept),
+            pointer(sums), width, 0, line
+        )  # fmt: skip
+    for g in range(count):
+        for c in range(rank):
+            out[row + g, head, c] = sums[g * width + c]
+
+
+@numba.njit(parallel=True, cache=True)
+@no_type_check
+def _absorb(q, w, head_stride, row_stride, rank, out, threads):  # pragma: no cover
+    rows, heads = q.shape[:2]
+    workers = min(threads, heads)
+    for worker in numba.prange(workers):
+        for head in range(worker, heads, workers):
+            for row in range(0, rows, ROWS):
+                count = min(ROWS, rows - row)
+                _absorb_some(q, w, head, head * head_stride, row_stride, rank, out, row, count)
+
+
+@inner
+@no_type_check
+def _expand_some(latent, w, head, begin, row_stride, v_dim, out, row, count):  # pragma: no cover
+    """Some rows of a head, whose weights begin at `begin`."""
+    heads, rank = latent.shape[1:]
+    width = (rank + LANES - 1) // LANES * LANES
+    queries, values = np.zeros(count * width, np.float32), np.empty(count * TILE, np.float32)
+    places, line = np.empty(TILE, np.int64), 64 // w.itemsize
+    for g in range(count):
+        for c in range(rank):
+            queries[g * width + c] = latent[row + g, head, c]
+    found, into = pointer(values), pointer(out)
+    for first in range(0, v_dim, TILE):
+        size = min(TILE, v_dim - first)
+        for v in range((size + 3) // 4 * 4):
+            places[v] = begin + (first + min(v, size - 1)) * row_stride
+        score(
+            pointer(queries), count, width, size, pointer(w), pointer(places), rank, pointer(w),
+            pointer(places), 0, found, 0, line
+        )  # fmt: skip
+        for g in range(count):
+            place = ((row + g) * heads + head) * v_dim + first
+            for v in range(0, size, LANES):
+                part = load(found, g * TILE + v)
+                if v + LANES <= size:
+                    store(part, into, place + v)
+                else:
+                    store_some(part, into, place + v, size - v)
+
+
+@numba.njit(parallel=True, cache=True)
+@no_type_check
+def _expand(latent, w, head_stride, row_stride, v_dim, out, threads):  # pragma: no cover
+    rows, heads = latent.shape[:2]
+    workers = min(threads, heads)
+    for worker in numba.prange(workers):
+        for head in range(worker, heads, workers):
+            for row in range(0, rows, ROWS):
+                count = min(ROWS, rows - row)
+                _expand_some(
+                    latent, w, head, head * head_stride, row_stride, v_dim, out, row, count
+                )

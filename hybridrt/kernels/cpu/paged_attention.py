@@ -1,0 +1,96 @@
+"""paged_attention in numba: decode rows read keys and values where they stand, without a copy.
+
+For chunks of a prefill torch's products of matrices take less time.
+"""
+
+import numba
+import numpy as np
+import torch
+from jaxtyping import Float, Float32, Shaped
+from torch import Tensor
+
+from hybridrt.batch import Rows, TokenPages
+from hybridrt.kernels.cpu.attend import Sizes, attend
+from hybridrt.kernels.cpu.flat import flat_bits, is_readable
+from hybridrt.kernels.reference import paged_attention as reference
+from hybridrt.kernels.reference.gather import Reach
+from hybridrt.kernels.reference.softmax_attention import Softmax
+
+
+def paged_attention(
+    q: Float[Tensor, "tokens heads head_dim_k"],
+    k: Shaped[Tensor, "blocks kv_heads block_size head_dim_k"],
+    v: Shaped[Tensor, "blocks kv_heads block_size head_dim_v"],
+    pages: TokenPages,
+    batch: Rows,
+    scale: float,
+    window: int | None = None,
+    chunked: bool = False,
+    sinks: Float[Tensor, " heads"] | None = None,
+    softcap: float | None = None,
+    k_scale: Float32[Tensor, "..."] | None = None,
+    v_scale: Float32[Tensor, "..."] | None = None,
+) -> Float[Tensor, "tokens heads head_dim_v"]:
+    """See `hybridrt.kernels.paged_attention`. Quantised caches are left to the reference."""
+    n = batch.num_decodes
+    softmax = Softmax(scale, sinks, softcap)
+    if n == 0 or k_scale is not None or not (is_readable(k) and is_readable(v)):
+        args = (q, k, v, pages, batch, scale, window, chunked, sinks, softcap, k_scale, v_scale)
+        return reference.paged_attention(*args)
+    reach = Reach(window, chunked)
+    decoded = _decode(q[:n], k, v, pages, batch, softmax, reach).to(q.dtype)
+    if n == len(q):
+        return decoded
+    out = q.new_empty(*q.shape[:2], v.shape[-1])
+    out[:n] = decoded
+    cache = reference.PagedKV(k, v, None, None)
+    reference.attend_chunks(q, cache, pages, batch, softmax, reach, out)
+    return out
+
+
+def _decode(
+    q: Float[Tensor, "rows heads head_dim_k"],
+    k: Shaped[Tensor, "blocks kv_heads block_size head_dim_k"],
+    v: Shaped[Tensor, "blocks kv_heads block_size head_dim_v"],
+    pages: TokenPages,
+    batch: Rows,
+    softmax: Softmax,
+    reach: Reach,
+) -> Float32[Tensor, "rows heads head_dim_v"]:
+    sizes = Sizes(
+        k=k.shape[-1],
+        more=0,
+        v=v.shape[-1],
+        kv_heads=k.shape[1],
+        block_size=k.shape[2],
+        table_stride=pages.page_table.stride(0),
+        k_block=k.stride(0),
+        k_head=k.stride(1),
+        k_token=k.stride(2),
+        more_block=0,
+        more_token=0,
+        v_block=v.stride(0),
+        v_head=v.stride(1),
+        v_token=v.stride(2),
+        window=reach.window or 0,
+        chunked=reach.chunked,
+        values_are_keys=k.data_ptr() == v.data_ptr(),
+    )
+    keys, sinks = flat_bits(k), softmax.sinks
+    out = torch.empty(*q.shape[:2], v.shape[-1])
+    attend(  # pyright: ignore[reportCallIssue]
+        q.float().contiguous().numpy(),
+        keys,
+        keys,
+        flat_bits(v),
+        flat_bits(pages.page_table),
+        batch.context_lens.numpy(),
+        len(q),
+        sizes,
+        np.float32(softmax.scale),
+        np.float32(softmax.softcap or 0),
+        (torch.empty(0) if sinks is None else sinks.float()).numpy(),
+        out.view(-1).numpy(),
+        numba.get_num_threads(),
+    )
+    return out

@@ -1,0 +1,186 @@
+"""Vectors of `LANES` float32 in registers, for numba kernels whose inner loops LLVM doesn't find.
+
+A loop over numbers becomes vector code if LLVM can prove that nothing overlaps, and keeps its
+sums in registers if there are few. With these a kernel says itself what stands in a register.
+They exist only inside what numba compiles. Where registers are narrower, one takes several.
+
+`load(pointer, place)` begins with that element. What is 16 bits wide is widened as it is loaded,
+and rounded to the nearest as it is stored: `uint16` holds bfloat16, the upper half of a float32,
+and `int16` holds float16. What can be done with them stands in `vector_math`.
+"""
+
+from typing import Any, no_type_check
+
+from llvmlite import ir
+from numba.core import types
+from numba.core.datamodel.models import PrimitiveModel
+from numba.extending import intrinsic, register_model
+
+LANES = 16  # as many as the widest registers have
+
+INT32 = ir.IntType(32)
+_HALVES = ir.VectorType(ir.IntType(16), LANES)
+_FLOATS = ir.VectorType(ir.FloatType(), LANES)
+_INTS = ir.VectorType(INT32, LANES)
+
+
+class _Floats(types.Type):
+    """numba's type of one vector."""
+
+    def __init__(self) -> None:
+        super().__init__(name=f"Float32x{LANES}")
+
+
+FLOATS = _Floats()
+
+
+@register_model(_Floats)
+class _Model(PrimitiveModel):
+    def __init__(self, manager: Any, of: Any) -> None:
+        super().__init__(manager, of, _FLOATS)
+
+
+def all_lanes(number: float, of: Any = _FLOATS) -> Any:
+    """A constant with that number in each lane."""
+    return ir.Constant(of, [number] * LANES)
+
+
+def call(builder: Any, name: str, result: Any, args: list[Any], **flags: Any) -> Any:
+    """Calls a function that LLVM has for vectors."""
+    module = builder.module
+    of = ir.FunctionType(result, [arg.type for arg in args])
+    function = module.globals.get(name) or ir.Function(module, of, name)
+    return builder.call(function, args, **flags)
+
+
+def in_each_lane(builder: Any, value: Any) -> Any:
+    """A vector with that value in each lane."""
+    of = ir.VectorType(value.type, LANES)
+    empty = ir.Constant(of, ir.Undefined)
+    first = builder.insert_element(empty, value, ir.Constant(INT32, 0))
+    return builder.shuffle_vector(first, empty, all_lanes(0, _INTS))
+
+
+def _address(builder: Any, pointer: Any, place: Any, of: Any) -> Any:
+    return builder.bitcast(builder.gep(pointer, [place]), of.as_pointer())
+
+
+def _stored(pointer: Any) -> tuple[Any, str, int]:
+    """The vector as it stands there, LLVM's name of it, and the bytes of an element."""
+    if pointer.dtype == types.float32:
+        return _FLOATS, f"v{LANES}f32", 4
+    return _HALVES, f"v{LANES}i16", 2
+
+
+def _widen(builder: Any, raw: Any, dtype: Any) -> Any:
+    if dtype == types.float32:
+        return raw
+    if dtype == types.int16:
+        return builder.fpext(builder.bitcast(raw, ir.VectorType(ir.HalfType(), LANES)), _FLOATS)
+    upper = builder.shl(builder.zext(raw, _INTS), all_lanes(16, _INTS))
+    return builder.bitcast(upper, _FLOATS)
+
+
+def _narrow(builder: Any, floats: Any, dtype: Any) -> Any:
+    if dtype == types.float32:
+        return floats
+    if dtype == types.int16:
+        halves = builder.fptrunc(floats, ir.VectorType(ir.HalfType(), LANES))
+        return builder.bitcast(halves, _HALVES)
+    bits = builder.bitcast(floats, _INTS)
+    odd = builder.and_(builder.lshr(bits, all_lanes(16, _INTS)), all_lanes(1, _INTS))
+    rounded = builder.add(bits, builder.add(odd, all_lanes(0x7FFF, _INTS)))
+    is_nan = builder.fcmp_unordered("uno", floats, floats)
+    rounded = builder.select(is_nan, all_lanes(0x7FC00000, _INTS), rounded)
+    return builder.trunc(builder.lshr(rounded, all_lanes(16, _INTS)), _HALVES)
+
+
+def _first_lanes(builder: Any, count: Any) -> Any:
+    lanes = ir.Constant(_INTS, list(range(LANES)))
+    return builder.icmp_signed("<", lanes, in_each_lane(builder, builder.trunc(count, INT32)))
+
+
+@intrinsic
+@no_type_check
+def pointer(typing_context, array):
+    """To an array's first element. Who holds it must hold the array.
+
+    Arrays are counted wherever they are passed on, in inner loops too; pointers are not.
+    """
+
+    def code(context, builder, signature, args):
+        return context.make_array(array)(context, builder, args[0]).data
+
+    return types.CPointer(array.dtype)(array), code
+
+
+@intrinsic
+@no_type_check
+def load(typing_context, to, place):
+    """The elements from `place` on."""
+
+    def code(context, builder, signature, args):
+        raw, _, align = _stored(to)
+        address = _address(builder, args[0], args[1], raw)
+        return _widen(builder, builder.load(address, align=align), to.dtype)
+
+    return FLOATS(to, types.intp), code
+
+
+@intrinsic
+@no_type_check
+def load_some(typing_context, to, place, count):
+    """The `count` elements from `place` on, and zeros; no other element is read."""
+
+    def code(context, builder, signature, args):
+        raw, name, align = _stored(to)
+        address = _address(builder, args[0], args[1], raw)
+        some, zeros = _first_lanes(builder, args[2]), ir.Constant(raw, None)
+        read = [address, ir.Constant(INT32, align), some, zeros]
+        return _widen(builder, call(builder, f"llvm.masked.load.{name}.p0", raw, read), to.dtype)
+
+    return FLOATS(to, types.intp, types.intp), code
+
+
+@intrinsic
+@no_type_check
+def store(typing_context, floats, to, place):
+    """Writes all lanes from `place` on."""
+
+    def code(context, builder, signature, args):
+        raw, _, align = _stored(to)
+        address = _address(builder, args[1], args[2], raw)
+        builder.store(_narrow(builder, args[0], to.dtype), address, align=align)
+        return context.get_dummy_value()
+
+    return types.void(FLOATS, to, types.intp), code
+
+
+@intrinsic
+@no_type_check
+def store_some(typing_context, floats, to, place, count):
+    """Writes the first `count` lanes from `place` on."""
+
+    def code(context, builder, signature, args):
+        raw, name, align = _stored(to)
+        address = _address(builder, args[1], args[2], raw)
+        narrow, some = _narrow(builder, args[0], to.dtype), _first_lanes(builder, args[3])
+        written = [narrow, address, ir.Constant(INT32, align), some]
+        call(builder, f"llvm.masked.store.{name}.p0", ir.VoidType(), written)
+        return context.get_dummy_value()
+
+    return types.void(FLOATS, to, types.intp, types.intp), code
+
+
+@intrinsic
+@no_type_check
+def prefetch(typing_context, to, place):
+    """Has the line of memory with that element brought into the second cache."""
+
+    def code(context, builder, signature, args):
+        address = _address(builder, args[0], args[1], ir.IntType(8))
+        how = [ir.Constant(INT32, number) for number in (0, 2, 1)]  # to read, L2, data
+        call(builder, "llvm.prefetch.p0", ir.VoidType(), [address, *how])
+        return context.get_dummy_value()
+
+    return types.void(to, types.intp), code
