@@ -7,12 +7,11 @@ behind its last, up to a multiple of 4, it is repeated.
 
 from typing import no_type_check
 
-import numba
 import numpy as np
 
 from hybridrt.kernels.cpu.fast_exp import fast_exp
 from hybridrt.kernels.cpu.fours import FOUR, fma4, load4, mul4, store4, zeros4
-from hybridrt.kernels.cpu.jit import inline, inner
+from hybridrt.kernels.cpu.jit import inline, inner, inner_fast
 from hybridrt.kernels.cpu.vector_math import (
     add,
     exp,
@@ -128,7 +127,7 @@ def score(
             g += 1
 
 
-@numba.njit(fastmath={"contract", "nsz"}, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@inner_fast
 @no_type_check
 def weigh(scores, heads, count, softcap, tops, totals, kept):  # pragma: no cover
     """Turns scores into weights, and says what part is kept of the sums before."""

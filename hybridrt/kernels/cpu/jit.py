@@ -26,8 +26,13 @@ parallel_kernel: Decorator = partial(numba.njit, **_OPTIONS, parallel=True, cach
 inlined: Decorator = partial(numba.njit, **_OPTIONS, inline="always")
 """Compiles as a part of what calls it."""
 
-inner = numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)
+_WITHIN: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+
+inner: Decorator = numba.njit(**_WITHIN)
 """Compiles what only compiled functions call: nothing is made for calls from Python."""
 
-inline = numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, forceinline=True)
-"""The same of a few lines, which become a part of every function that calls them."""
+inner_fast: Decorator = numba.njit(**_WITHIN, fastmath={"contract", "nsz"})
+"""The same, free to multiply and add in one step; sums stay in the order they are written in."""
+
+inline: Decorator = numba.njit(**_WITHIN, forceinline=True)
+"""`inner` of a few lines, which become a part of every function that calls them."""
