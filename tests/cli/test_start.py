@@ -13,6 +13,7 @@ from hybridrt.cli.app import app
 commands = ["demo", "generate", "chat", "plan", "inspect", "bench"]
 calls = [["--help"], ["--version"], ["generate", "demo", "x", "--temperature=-1"]]
 calls += [[command, "--help"] for command in commands]
+calls += [["bench", command, "--help"] for command in ("latency", "throughput", "startup")]
 for call in calls:
     try:
         app(call)
