@@ -1,4 +1,4 @@
-"""Checkpoints with random weights, of about 200 M parameters, in the real format."""
+"""Checkpoints with random weights, of 200 to 500 M parameters, in the real format."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -52,11 +52,37 @@ BAMBA = {
     "mamba_d_head": 64,
     "mamba_d_state": 128,
 }
+QWEN3_NEXT = {
+    "hidden_size": 1024,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 8,  # three of the gated delta rule, then one of attention, twice
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "linear_num_key_heads": 8,
+    "linear_num_value_heads": 16,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "num_experts": 16,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+}
+LFM2 = {
+    "hidden_size": 1024,
+    "intermediate_size": 6656,  # of which two thirds are used
+    "num_hidden_layers": 16,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+}
 MODELS: Mapping[str, Mapping[str, Any]] = {
     "llama": LLAMA,
     "deepseek_v2": DEEPSEEK,
     "jamba": JAMBA,
     "bamba": BAMBA,
+    "qwen3_next": QWEN3_NEXT,
+    "lfm2": LFM2,
 }
 
 
