@@ -24,6 +24,7 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -31,7 +32,7 @@ from typing import Any
 
 import torch
 from about import machine
-from compare_tables import document
+from compare_tables import document, table
 from models import MODELS, VOCAB, make_checkpoint
 from sides import Remote, SideFailedError, start
 
@@ -48,28 +49,40 @@ COMMAND = "python benchmarks/compare.py --vllm EXE --out benchmarks/results/comp
 Row = dict[str, Any]
 
 
-def measure_model(model: str, args: argparse.Namespace, limits: Limits) -> list[Row]:
+def measure_model(model: str, args: argparse.Namespace) -> list[Row]:
     """All rows of one model, with processes of their own."""
     rows: list[Row] = []
+    limits = _limits()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         checkpoint = make_checkpoint(model, Path(folder))
-        sides = start(stack, checkpoint, args.peers, args.vllm, args.threads)
-        versions = {name: _version(side) for name, side in sides.items()}
-        sides = {name: side for name, side in sides.items() if versions[name][0] is not None}
-        refused = {name: {"error": error} for name, (version, error) in versions.items() if error}
-        for what in args.what:
-            for tokens in (t for t in TOKENS[what] if t in args.tokens):
-                for batch in args.batches:
-                    began = time.perf_counter()
-                    row: Row = {"model": model, "what": what, "tokens": tokens, "batch": batch}
-                    row |= measure_row(row, sides, args) | refused
-                    work = Work(**sides["hybridrt"].work(what, batch, tokens))
-                    row |= {"floor": work.seconds(limits), **asdict(limits)}
-                    row |= {"versions": {name: version for name, (version, _) in versions.items()}}
-                    row["took"] = round(time.perf_counter() - began, 1)
-                    rows.append(row)
-                    print(json.dumps(row), file=sys.stderr, flush=True)
+        started = start(stack, checkpoint, args.peers, args.vllm, args.threads)
+        versions = {name: _version(side) for name, side in started.items()}
+        refused = {name: {"error": error} for name, (_, error) in versions.items() if error}
+        sides = {name: side for name, side in started.items() if name not in refused}
+        about = {"versions": {name: version for name, (version, _) in versions.items()}}
+        for row in asked_rows(model, args):
+            began = time.perf_counter()
+            found = measure_row(row, sides, args) | refused | about
+            work = Work(**sides["hybridrt"].work(row["what"], row["batch"], row["tokens"]))
+            took = {"took": round(time.perf_counter() - began, 1)}
+            rows.append(row | found | took | {"work": work})
+            print(rows[-1], file=sys.stderr, flush=True)
+    limits = limits.or_better(_limits())
+    for row in rows:
+        row |= {"floor": row.pop("work").seconds(limits), **asdict(limits)}
     return rows
+
+
+def asked_rows(model: str, args: argparse.Namespace) -> Iterator[Row]:
+    """The keys of what is to be measured of a model."""
+    for what in args.what:
+        for tokens in (tokens for tokens in TOKENS[what] if tokens in args.tokens):
+            for batch in args.batches:
+                yield {"model": model, "what": what, "tokens": tokens, "batch": batch}
+
+
+def _limits() -> Limits:
+    return measure_limits(torch.device("cpu"), torch.bfloat16)
 
 
 def _version(side: Remote) -> tuple[str | None, str | None]:
@@ -108,14 +121,13 @@ def _with_note(spread: Spread, note: str | None) -> Row:
 def run(args: argparse.Namespace) -> None:
     """Measures model by model, and writes after each."""
     torch.set_num_threads(args.threads)
-    limits = measure_limits(torch.device("cpu"), torch.bfloat16)
     numbers = args.out and args.out.with_suffix(".json")
     rows: list[Row] = []
     if numbers and numbers.exists():
         rows = json.loads(numbers.read_text())["rows"]
     about = machine()
     for model in args.models:
-        new = [row | {"commit": about["commit"]} for row in measure_model(model, args, limits)]
+        new = [row | {"commit": about["commit"]} for row in measure_model(model, args)]
         rows = merge(rows, new)
         if numbers:
             lines = ",\n".join(json.dumps(row) for row in rows)
@@ -136,6 +148,13 @@ def merge(rows: list[Row], new: list[Row]) -> list[Row]:
     return [merged[each] for each in sorted(merged)]
 
 
+def show(args: argparse.Namespace) -> None:
+    """The table of those rows in a file of numbers that were asked for."""
+    rows = json.loads(args.out.with_suffix(".json").read_text())["rows"]
+    keys = [row for model in args.models for row in asked_rows(model, args)]
+    print(table([row for row in rows if any(key.items() <= row.items() for key in keys)]))
+
+
 def main() -> None:
     lengths = sorted({length for lengths in TOKENS.values() for length in lengths})
     parser = argparse.ArgumentParser(
@@ -151,9 +170,10 @@ def main() -> None:
     parser.add_argument("--patience", type=float, default=20, help="seconds")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--show", action="store_true", help="only print what --out has of these")
     args = parser.parse_args()
     os.environ["HF_HUB_OFFLINE"] = "1"
-    run(args)
+    show(args) if args.show else run(args)
 
 
 if __name__ == "__main__":

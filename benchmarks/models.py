@@ -30,6 +30,8 @@ DEEPSEEK = {
     "n_shared_experts": 1,
     "num_experts_per_tok": 4,
     "first_k_dense_replace": 1,
+    "n_group": 1,  # vLLM wants these two, which the releases have
+    "topk_group": 1,
 }
 JAMBA = {
     "hidden_size": 1024,
@@ -86,13 +88,13 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def make_checkpoint(model_type: str, directory: Path) -> Path:
+def make_checkpoint(model_type: str, directory: Path, **changes: Any) -> Path:
     """Saves the model in bfloat16 through transformers; returns its folder."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
-    config = AutoConfig.for_model(model_type, **SHARED, **MODELS[model_type])
+    config = AutoConfig.for_model(model_type, **{**SHARED, **MODELS[model_type], **changes})
     config.pad_token_id = None
     path = directory / model_type
     AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(path)

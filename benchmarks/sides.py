@@ -52,8 +52,8 @@ class Remote:
     def _ask(self, job: Job) -> Any:
         try:
             answer = self._worker.ask(job)
-        except RuntimeError as error:  # it has ended
-            raise SideFailedError(self._name, str(error)) from error
+        except RuntimeError as error:
+            raise SideFailedError(self._name, "its process ended") from error
         if "error" in answer:
             raise SideFailedError(self._name, answer["error"])
         self.note = answer.get("note") or self.note

@@ -82,7 +82,12 @@ class Vllm:
 def main(path: str) -> None:
     import vllm  # pyright: ignore[reportMissingImports]
 
-    runtime = Vllm(path)
+    try:
+        runtime = Vllm(path)
+    except Exception as error:  # some models it has no kernels for on a CPU
+        why = f"{type(error).__name__}: {error}"
+        serve({"about": lambda _: {"error": why}})
+        return
 
     def prefill(job: Job) -> Answer:
         return {"answer": runtime.prefill(job["prompts"])}

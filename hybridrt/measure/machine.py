@@ -21,6 +21,13 @@ class Limits:
     bytes_per_second: float
     operations_per_second: float
 
+    def or_better(self, other: "Limits") -> "Limits":
+        """The best that either measurement has seen."""
+        return Limits(
+            max(self.bytes_per_second, other.bytes_per_second),
+            max(self.operations_per_second, other.operations_per_second),
+        )
+
 
 def describe() -> dict[str, Any]:
     """The processor, the threads of torch, and versions."""
