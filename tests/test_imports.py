@@ -1,4 +1,4 @@
-"""Imports go one way: `cli -> llm -> engine -> models -> layers -> {kernels, cache}`."""
+"""Imports go one way: `cli -> measure -> llm -> engine -> models -> layers -> {kernels, cache}`."""
 
 import ast
 import subprocess
