@@ -1,4 +1,4 @@
-"""Checkpoints with random weights, of 200 to 500 M parameters, in the real format."""
+"""Checkpoints with random weights, of 180 to 410 M parameters, in the real format."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,11 +22,11 @@ DEEPSEEK = {
     "num_attention_heads": 12,
     "num_key_value_heads": 12,
     "q_lora_rank": None,
-    "kv_lora_rank": 256,
+    "kv_lora_rank": 512,
     "qk_nope_head_dim": 64,
-    "qk_rope_head_dim": 32,
+    "qk_rope_head_dim": 64,
     "v_head_dim": 64,
-    "n_routed_experts": 16,
+    "n_routed_experts": 32,
     "n_shared_experts": 1,
     "num_experts_per_tok": 4,
     "first_k_dense_replace": 1,
@@ -77,6 +77,8 @@ LFM2 = {
     "num_attention_heads": 16,
     "num_key_value_heads": 8,
     "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+    "conv_dim": 1024,  # vLLM reads these, which the releases have
+    "block_dim": 1024,
 }
 MODELS: Mapping[str, Mapping[str, Any]] = {
     "llama": LLAMA,
