@@ -1,229 +1,179 @@
-"""hybridrt beside transformers: the same checkpoint, dtype and prompts, one after the other.
+"""hybridrt beside transformers, and vLLM: the same checkpoints, prompts and threads, in turns.
 
-    python benchmarks/compare.py [--models llama jamba ...] [--out benchmarks/results/compare.md]
+    python benchmarks/compare.py [--models llama jamba ...] [--what prefill decode]
+        [--tokens 128 2048 4096] [--batches 1 8 32] [--vllm EXE] [--out FILE.md]
 
-For each model it prints prefill in tokens per second and decode in milliseconds per step, at
-batch 1 and 8, with the ratio of the two runtimes, and what the machine itself allows: a decode
-step can't take less than reading the weights once, a prefill not less than its matrix products.
-Both limits are measured in the same run. `--out` writes the table (.md) and the numbers (.json).
+Of models with random weights in bfloat16, made by transformers (`models.py`):
+
+    prefill  tokens a second of prompts of 128 and 2,048 tokens, to the first token of all
+    decode   milliseconds a step behind 128 and 4,096 tokens of context
+
+beside the floor: what the machine allows, by the bytes that must be read and the operations of
+products, at a bandwidth and a rate that are measured in the same run. Every runtime is a process
+of its own with as many threads; runs take turns, the first of each is to warm up, and medians
+count. A side that takes longer than `--patience` seconds for one run runs once. EXE is the Python
+of an environment that has vLLM for CPUs.
+
+`--out` takes the rows into the table (.md) and the numbers (.json) that are there; rows that were
+not measured again stay, so that parts can be run one after the other.
 """
 
 import argparse
 import json
 import os
-import platform
-import statistics
-import subprocess
+import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
-from limits import matrix_rate, median_seconds, read_bandwidth
+from about import machine
+from compare_tables import document, table
 from models import MODELS, VOCAB, make_checkpoint
-from rich.console import Console
-from rich.table import Table
+from sides import Remote, SideFailedError, start
 
-from hybridrt import LLM, SamplingParams
+from hybridrt.measure.floor import Work
+from hybridrt.measure.machine import Limits, measure_limits
+from hybridrt.measure.timing import Spread, take_turns
+from hybridrt.measure.work import between_tokens, to_first_token
 
-PROMPT = 128
-BATCHES = (1, 8)
+TOKENS = {"prefill": (128, 2048), "decode": (128, 4096)}
+BATCHES = (1, 8, 32)
 STEPS = 16
+COMMAND = "python benchmarks/compare.py --vllm EXE --out benchmarks/results/compare.md"
+
+Row = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Row:
-    """One measurement of one model: seconds of both runtimes, and of the machine's limit."""
-
-    model: str
-    what: str
-    batch: int
-    hybridrt: float
-    transformers: float
-    limit: float
-
-    @property
-    def ratio(self) -> float:
-        return self.transformers / self.hybridrt
-
-
-def prompts(batch: int) -> list[list[int]]:
-    generator = torch.Generator().manual_seed(batch)
-    return torch.randint(10, VOCAB, (batch, PROMPT), generator=generator).tolist()
-
-
-class Hybridrt:
-    """Seconds of a prefill and of a decode step, through the engine with all it does."""
-
-    def __init__(self, path: Path) -> None:
-        self.llm = LLM(
-            str(path), max_num_batched_tokens=8 * PROMPT, cache_memory="1GiB", max_model_len=512
-        )
-
-    def prefill(self, batch: int) -> float:
-        def run() -> None:
-            self._run(batch, 1)
-
-        return median_seconds(run, 5)
-
-    def decode(self, batch: int) -> float:
-        times = self._run(batch, STEPS + 4)
-        return statistics.median(times[4:])
-
-    def _run(self, batch: int, num_tokens: int) -> list[float]:
-        params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
-        for prompt in prompts(batch):
-            self.llm.add_request(prompt, params)
-        times: list[float] = []
-        while self.llm.has_unfinished:
-            start = time.perf_counter()
-            self.llm.step()
-            times.append(time.perf_counter() - start)
-        return times
-
-
-class Transformers:
-    """The same through a model's forward and its own cache."""
-
-    def __init__(self, path: Path) -> None:
-        from transformers import AutoModelForCausalLM
-
-        self.model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16).eval()
-
-    @torch.inference_mode()
-    def prefill(self, batch: int) -> float:
-        ids = torch.tensor(prompts(batch))
-
-        def run() -> None:
-            self.model(ids, use_cache=True, logits_to_keep=1).logits[:, -1].argmax(-1)
-
-        return median_seconds(run, 5)
-
-    @torch.inference_mode()
-    def decode(self, batch: int) -> float:
-        ids = torch.tensor(prompts(batch))
-        out = self.model(ids, use_cache=True, logits_to_keep=1)
-        times: list[float] = []
-        for step in range(STEPS + 4):
-            start = time.perf_counter()
-            token = out.logits[:, -1:].argmax(-1)
-            out = self.model(
-                token,
-                past_key_values=out.past_key_values,
-                position_ids=torch.full((batch, 1), PROMPT + step),
-                use_cache=True,
-            )
-            out.logits[:, -1].argmax(-1).tolist()
-            times.append(time.perf_counter() - start)
-        return statistics.median(times[4:])
-
-
-def measure(model: str, path: Path, bandwidth: float, rate: float) -> list[Row]:
-    seconds: dict[str, dict[tuple[str, int], float]] = {}
-    limits: dict[tuple[str, int], float] = {}
-    for name, runtime in (("hybridrt", Hybridrt), ("transformers", Transformers)):
-        peer = runtime(path)
-        seconds[name] = {
-            (what, batch): getattr(peer, what)(batch)
-            for what in ("prefill", "decode")
-            for batch in BATCHES
-        }
-        if isinstance(peer, Hybridrt):
-            limits = _limits(peer.llm, bandwidth, rate)
-        del peer
-    keys = seconds["hybridrt"]
-    return [Row(model, *key, keys[key], seconds["transformers"][key], limits[key]) for key in keys]
-
-
-def _limits(llm: LLM, bandwidth: float, rate: float) -> dict[tuple[str, int], float]:
-    """Seconds that reading every weight once, and multiplying with those in use, must take."""
-    model = llm.engine.model
-    # An embedding is looked up, not multiplied, and a prefill needs one row of logits.
-    named = {n: p for n, p in model.named_parameters() if not n.endswith("embed_tokens.weight")}
-    size = sum(p.nbytes for p in named.values())
-    active = sum(p.numel() for n, p in named.items() if not n.startswith("lm_head"))
-    experts = getattr(model.config, "n_routed_experts", None)
-    routed = sum(p.numel() for n, p in named.items() if ".experts." in n)
-    if experts:
-        active -= routed * (1 - model.config.num_experts_per_tok / experts)  # pyright: ignore
-    limits: dict[tuple[str, int], float] = {}
-    for batch in BATCHES:
-        limits["prefill", batch] = 2 * active * PROMPT * batch / rate
-        idle = 1 - min(1, batch * model.config.num_experts_per_tok / experts) if experts else 0  # pyright: ignore
-        limits["decode", batch] = (size - 2 * routed * idle) / bandwidth
-    return limits
-
-
-def table(rows: list[Row]) -> Table:
-    columns = ("model", "what", "batch", "hybridrt", "transformers", "ratio", "machine's limit")
-    result = Table(*columns)
+def measure_model(model: str, args: argparse.Namespace) -> list[Row]:
+    """All rows of one model, with processes of their own."""
+    rows: list[Row] = []
+    limits = _limits()
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        checkpoint = make_checkpoint(model, Path(folder))
+        started = start(stack, checkpoint, args.peers, args.vllm, args.threads)
+        versions = {name: _version(side) for name, side in started.items()}
+        refused = {name: {"error": error} for name, (_, error) in versions.items() if error}
+        sides = {name: side for name, side in started.items() if name not in refused}
+        about = {"versions": {name: version for name, (version, _) in versions.items()}}
+        for row in asked_rows(model, args):
+            began = time.perf_counter()
+            found = measure_row(row, sides, args) | refused | about
+            work = Work(**sides["hybridrt"].work(row["what"], row["batch"], row["tokens"]))
+            took = {"took": round(time.perf_counter() - began, 1)}
+            rows.append(row | found | took | {"work": work})
+            print(rows[-1], file=sys.stderr, flush=True)
+    limits = limits.or_better(_limits())
     for row in rows:
-        speed = (
-            (lambda s, b=row.batch: f"{b * PROMPT / s:,.0f} tok/s")
-            if row.what == "prefill"
-            else (lambda s: f"{1000 * s:.1f} ms")
-        )
-        result.add_row(
-            row.model,
-            row.what,
-            str(row.batch),
-            speed(row.hybridrt),
-            speed(row.transformers),
-            f"{row.ratio:.2f}",
-            f"{speed(row.limit)} ({row.limit / row.hybridrt:.0%})",
-        )
-    return result
+        row |= {"floor": row.pop("work").seconds(limits), **asdict(limits)}
+    return rows
 
 
-def machine() -> dict[str, str | int]:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    cpu = next((line.split(":")[1].strip() for line in lines if "model name" in line), "?")
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-    return {
-        "cpu": cpu,
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "commit": commit.stdout.strip(),
-    }
+def asked_rows(model: str, args: argparse.Namespace) -> Iterator[Row]:
+    """The keys of what is to be measured of a model."""
+    for what in args.what:
+        for tokens in (tokens for tokens in TOKENS[what] if tokens in args.tokens):
+            for batch in args.batches:
+                yield {"model": model, "what": what, "tokens": tokens, "batch": batch}
+
+
+def _limits() -> Limits:
+    return measure_limits(torch.device("cpu"), torch.bfloat16)
+
+
+def _version(side: Remote) -> tuple[str | None, str | None]:
+    """A side's version, or why it doesn't start."""
+    try:
+        return side.about(), None
+    except SideFailedError as error:
+        return None, str(error)
+
+
+def measure_row(row: Row, sides: dict[str, Remote], args: argparse.Namespace) -> Row:
+    """Each side's spread; of one that fails, why."""
+    found: Row = {}
+    working: dict[str, Any] = dict(sides)
+    while True:
+        for side in sides.values():
+            side.note = None
+        runs = (
+            to_first_token(working, VOCAB, row["batch"], row["tokens"])
+            if row["what"] == "prefill"
+            else between_tokens(working, VOCAB, row["batch"], row["tokens"], STEPS)
+        )
+        try:
+            spreads = take_turns(runs, args.repeats, args.patience)
+        except SideFailedError as error:
+            found[error.side] = {"error": str(error)}
+            del working[error.side]
+            continue
+        return found | {n: _with_note(spread, sides[n].note) for n, spread in spreads.items()}
+
+
+def _with_note(spread: Spread, note: str | None) -> Row:
+    return asdict(spread) | ({"note": note} if note else {})
+
+
+def run(args: argparse.Namespace) -> None:
+    """Measures model by model, and writes after each."""
+    torch.set_num_threads(args.threads)
+    numbers = args.out and args.out.with_suffix(".json")
+    rows: list[Row] = []
+    if numbers and numbers.exists():
+        rows = json.loads(numbers.read_text())["rows"]
+    about = machine()
+    for model in args.models:
+        new = [row | {"commit": about["commit"]} for row in measure_model(model, args)]
+        rows = merge(rows, new)
+        if numbers:
+            lines = ",\n".join(json.dumps(row) for row in rows)
+            head = f'"command": {json.dumps(COMMAND)},\n"machine": {json.dumps(about)},\n'
+            numbers.write_text("{\n" + head + '"rows": [\n' + lines + "\n]\n}\n")
+            args.out.write_text(document(rows, COMMAND, about))
+    print(document(rows, COMMAND, about))
+
+
+def merge(rows: list[Row], new: list[Row]) -> list[Row]:
+    """The rows with new ones in the places of those that they measure again."""
+
+    def key(row: Row) -> tuple[Any, ...]:
+        order = list(MODELS).index(row["model"]), list(TOKENS).index(row["what"])
+        return *order, row["tokens"], row["batch"]
+
+    merged = {key(row): row for row in [*rows, *new]}
+    return [merged[each] for each in sorted(merged)]
+
+
+def show(args: argparse.Namespace) -> None:
+    """The table of those rows in a file of numbers that were asked for."""
+    rows = json.loads(args.out.with_suffix(".json").read_text())["rows"]
+    keys = [row for model in args.models for row in asked_rows(model, args)]
+    print(table([row for row in rows if any(key.items() <= row.items() for key in keys)]))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    lengths = sorted({length for lengths in TOKENS.values() for length in lengths})
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument("--what", nargs="+", default=list(TOKENS), choices=list(TOKENS))
+    parser.add_argument("--tokens", nargs="+", type=int, default=lengths, choices=lengths)
+    parser.add_argument("--batches", nargs="+", type=int, default=list(BATCHES), choices=BATCHES)
+    parser.add_argument("--peers", nargs="*", default=["transformers"], choices=["transformers"])
+    parser.add_argument("--vllm", metavar="EXE", help="a Python that has vLLM for CPUs")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--patience", type=float, default=20, help="seconds")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--show", action="store_true", help="only print what --out has of these")
     args = parser.parse_args()
     os.environ["HF_HUB_OFFLINE"] = "1"
-    bandwidth, rate = read_bandwidth(), matrix_rate()
-    rows: list[Row] = []
-    with tempfile.TemporaryDirectory() as directory:
-        for model in args.models:
-            rows += measure(model, make_checkpoint(model, Path(directory)), bandwidth, rate)
-    note = (
-        f"{json.dumps(machine())}\n"
-        f"reads {bandwidth / 1e9:.1f} GB/s, bf16 products {rate / 1e12:.2f} TFLOP/s, bfloat16, "
-        f"prompts of {PROMPT} tokens"
-    )
-    Console(width=110).print(table(rows), note)
-    if args.out:
-        write(args.out, rows, note, bandwidth, rate)
-
-
-def write(out: Path, rows: list[Row], note: str, bandwidth: float, rate: float) -> None:
-    command = "python benchmarks/compare.py --out " + str(out)
-    with out.with_suffix(".md").open("w") as file:
-        console = Console(file=file, width=110)
-        console.print("```\n" + command + "\n" + note, table(rows), "```", sep="\n", markup=False)
-    data = {
-        "command": command,
-        "machine": machine(),
-        "read_bytes_per_second": bandwidth,
-        "bf16_operations_per_second": rate,
-        "prompt_tokens": PROMPT,
-        "rows": [asdict(row) for row in rows],
-    }
-    out.with_suffix(".json").write_text(json.dumps(data, indent=1) + "\n")
+    show(args) if args.show else run(args)
 
 
 if __name__ == "__main__":

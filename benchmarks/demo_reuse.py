@@ -19,8 +19,8 @@ from random import Random
 from typing import Any
 
 import torch
-from compare import machine
-from versus_tables import _markdown as markdown
+from about import machine
+from versus_tables import markdown
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 

@@ -33,9 +33,9 @@ from typing import Any
 import numba
 import numpy as np
 import torch
-from compare import machine
+from about import machine
 from models import MODELS, make_checkpoint
-from versus_tables import _markdown as markdown
+from versus_tables import markdown
 
 from hybridrt import LLM, SamplingParams
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from versus_tables import _markdown as markdown
+from versus_tables import markdown
 
 Row = Mapping[str, Any]
 

@@ -42,7 +42,7 @@ def plan(rows: Sequence[Row]) -> str:
     heads = ["geometry", "slabs in 8 GiB", "padding, %", *lengths, "planned in ms"]
     text = "Plan: attention pages of 16 tokens. Beyond need: bytes that one decoding request holds"
     text += " and doesn't need, in percent of what it holds, hybridrt / vLLM."
-    return text + "\n\n" + _markdown(heads, lines)
+    return text + "\n\n" + markdown(heads, lines)
 
 
 def capacity(rows: Sequence[Row]) -> str:
@@ -57,7 +57,7 @@ def capacity(rows: Sequence[Row]) -> str:
         lines.append(line)
     text = "Capacity in 8 GiB: requests running while others wait, hybridrt / vLLM, at that one of"
     text += " 16,384 and 2,048 tokens a step with which more ran in vLLM; the aims are about both."
-    return text + "\n\n" + _markdown([*heads, *names.values()], lines)
+    return text + "\n\n" + markdown([*heads, *names.values()], lines)
 
 
 def host(rows: Sequence[Row]) -> str:
@@ -75,7 +75,7 @@ def host(rows: Sequence[Row]) -> str:
         "Host: microseconds of the thread's time a step, with prefix caching on both sides, and"
         " on neither."
     )
-    return text + "\n\n" + _markdown(heads, lines)
+    return text + "\n\n" + markdown(heads, lines)
 
 
 def flat(rows: Sequence[Row]) -> str:
@@ -90,7 +90,7 @@ def flat(rows: Sequence[Row]) -> str:
         "Flat: microseconds a step with 16 requests at a time (median): in the first and the last"
     )
     text += " tenth of 20,000 requests in 60 GiB, and in pools of three sizes."
-    return text + "\n\n" + _markdown(heads, lines)
+    return text + "\n\n" + markdown(heads, lines)
 
 
 SIDES = ("hybridrt", "vllm")
@@ -126,7 +126,7 @@ def targets(rows: Sequence[Row]) -> str:
             if of:
                 missed = [f"{row['geometry']} {miss}" for row in of for miss in _miss(misses, row)]
                 lines.append([text, "; ".join(missed) or "yes"])
-    return _markdown(["aim", "reached, or what misses it"], lines)
+    return markdown(["aim", "reached, or what misses it"], lines)
 
 
 def _miss(misses: Misses, row: Row) -> list[str]:
@@ -240,6 +240,6 @@ def _number(value: float | str | None, digits: int = 1) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:,.{digits}f}"
 
 
-def _markdown(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+def markdown(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     table = [heads, ["---"] * len(heads), *lines]
     return "\n".join("| " + " | ".join(line) + " |" for line in table)

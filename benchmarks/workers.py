@@ -18,19 +18,19 @@ Job = Mapping[str, Any]
 Answer = dict[str, Any]
 
 LENGTHS = (512, 2048, 8192, 32768)
-QUIET = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+QUIET = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 class Worker:
     """A side that runs; a context manager that ends it."""
 
-    def __init__(self, *command: str) -> None:
+    def __init__(self, *command: str, threads: int = 1) -> None:
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, **QUIET},
+            env={**os.environ, **QUIET, "OMP_NUM_THREADS": str(threads)},
         )
 
     def __enter__(self) -> "Worker":

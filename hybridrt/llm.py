@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hybridrt.cache.plan import CachePlan
 from hybridrt.cache.regions import CacheRegions
@@ -12,7 +12,9 @@ from hybridrt.engine.handover import RequestInFlight
 from hybridrt.engine.held import Held
 from hybridrt.prompt import Prompt, as_list, parse
 from hybridrt.request import Request, RequestOutput, SamplingParams
-from hybridrt.session import Session
+
+if TYPE_CHECKING:
+    from hybridrt.session import Session
 
 
 class LLM:
@@ -144,15 +146,17 @@ class LLM:
         self._unread.pop(request_id, None)
         self._inboxes.pop(request_id, None)
 
-    def session(self, prompt: Prompt | None = None, cache_salt: str | None = None) -> Session:
+    def session(self, prompt: Prompt | None = None, cache_salt: str | None = None) -> "Session":
         """Opens a session, with a prompt's tokens if there is one; see `Session`.
 
         Raises:
             ValueError: the prompt is wrong, or brings another `cache_salt`.
         """
+        from hybridrt.session import Session
+
         return Session.open(self.engine, self._run_held, prompt, cache_salt)
 
-    def load_session(self, path: str | os.PathLike[str]) -> Session:
+    def load_session(self, path: str | os.PathLike[str]) -> "Session":
         """Opens a session from a file that `Session.save` wrote, here or elsewhere.
 
         Raises:
@@ -161,6 +165,8 @@ class LLM:
             OSError: the file can't be read.
             OutOfPages: there is no room for its pages now.
         """
+        from hybridrt.session import Session
+
         return Session.load(path, self.engine, self._run_held)
 
     def stats(self) -> dict[str, Any]:

@@ -188,12 +188,14 @@ def _code(page: str) -> str:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_exist(page: str) -> None:
-    group = typer.main.get_command(app)
-    commands: dict[str, Any] = getattr(group, "commands")  # noqa: B009
     for line in re.findall(r"^(?:\$ )?hybridrt (?![-.])(.+)$", _code(page), flags=re.MULTILINE):
-        name, *arguments = shlex.split(line, comments=True)
-        assert name in commands, f"{page}: hybridrt {line}"
-        options = {"--help"}.union(*(parameter.opts for parameter in commands[name].params))
+        arguments = shlex.split(line, comments=True)
+        command: Any = typer.main.get_command(app)
+        while hasattr(command, "commands"):
+            name = arguments.pop(0)
+            assert name in command.commands, f"{page}: hybridrt {line}"
+            command = command.commands[name]
+        options = {"--help"}.union(*(parameter.opts for parameter in command.params))
         given = {argument.partition("=")[0] for argument in arguments if argument.startswith("--")}
         assert given <= options, f"{page}: hybridrt {line}: there is no {given - options}"
 

@@ -1,4 +1,4 @@
-"""Imports go one way: `cli -> llm -> engine -> models -> layers -> {kernels, cache}`."""
+"""Imports go one way: `cli -> measure -> llm -> engine -> models -> layers -> {kernels, cache}`."""
 
 import ast
 import subprocess
@@ -29,8 +29,9 @@ ALLOWED = {
     "engine": LEAVES | {"models", "layers", "kernels", "cache", "progress"},
     "session": BELOW_LLM | {"prompt"},
     "llm": BELOW_LLM | {"session", "prompt"},
+    "measure": BELOW_LLM | {"llm", "session", "prompt"},
     "__init__": LEAVES | {"llm", "session", "models"},
-    "cli": BELOW_LLM | {"__init__", "llm", "session", "prompt", "demo"},
+    "cli": BELOW_LLM | {"__init__", "llm", "session", "prompt", "demo", "measure"},
     "__main__": {"cli"},
 }
 # Within a part too: nothing of torch may be needed to read a request or a config.

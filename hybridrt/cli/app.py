@@ -45,5 +45,6 @@ def _hybridrt(
     """
 
 
-for _command in (demo, generate, chat, plan, inspect, bench):
+for _command in (demo, generate, chat, plan, inspect):
     app.command()(reports_errors(expands_options(_command)))
+app.add_typer(bench, name="bench")

@@ -1,5 +1,6 @@
 """Loading a model for a command, with progress for whoever watches."""
 
+import gc
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,11 @@ def load_llm(model: str, engine: EngineOptions, **more: Any) -> "LLM":
     with busy("starting"):
         from hybridrt.llm import LLM
     options = config.model_dump(exclude={"model"})
-    return LLM(config.model, progress=shows_progress(), **options)
+    llm = LLM(config.model, progress=shows_progress(), **options)
+    if not gc.isenabled():  # since `main`
+        gc.freeze()
+        gc.enable()
+    return llm
 
 
 def engine_config(model: str, engine: EngineOptions, **more: Any) -> "EngineConfig":

@@ -5,20 +5,16 @@ and dicts, copied), in Jinja's immutable sandbox, with the same helpers that
 transformers offers, so that it gives the same text.
 """
 
-import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
-
-import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from typing import TYPE_CHECKING, Any
 
 from hybridrt.engine.checkpoint import read_text
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 _FILE = "chat_template.jinja"
 _CONFIG = "tokenizer_config.json"
@@ -32,7 +28,7 @@ class ChatTemplate:
 
     def __init__(self, templates: Mapping[str, str], origin: str) -> None:
         self._sources = dict(templates)
-        self._compiled: dict[str, jinja2.Template] = {}
+        self._compiled: dict[str, Template] = {}
         self._origin = origin
 
     @classmethod
@@ -83,41 +79,10 @@ class ChatTemplate:
         return name
 
     @cached_property
-    def _environment(self) -> ImmutableSandboxedEnvironment:
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
-        return environment
+    def _environment(self) -> "ImmutableSandboxedEnvironment":
+        from hybridrt.engine.template_language import environment
 
-
-class _Generation(Extension):
-    """`{% generation %}`: marks the assistant's words for training. Here it only shows them."""
-
-    tags: ClassVar[set[str]] = {"generation"}
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """As transformers: Jinja's own `tojson` escapes `<` and `&` for web pages."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
+        return environment()
 
 
 def _named_templates(found: Any, file: Path) -> dict[str, str]:

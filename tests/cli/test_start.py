@@ -13,6 +13,7 @@ from hybridrt.cli.app import app
 commands = ["demo", "generate", "chat", "plan", "inspect", "bench"]
 calls = [["--help"], ["--version"], ["generate", "demo", "x", "--temperature=-1"]]
 calls += [[command, "--help"] for command in commands]
+calls += [["bench", command, "--help"] for command in ("latency", "throughput", "startup")]
 for call in calls:
     try:
         app(call)
@@ -20,6 +21,20 @@ for call in calls:
         assert end.code == (2 if "demo" in call[1:] else 0), (call, end.code)
 heavy = {"torch", "numpy", "numba", "tokenizers"} & sys.modules.keys()
 assert not heavy, heavy
+"""
+
+
+_FIRST_TOKEN = """
+import gc, sys
+from hybridrt.cli import main
+sys.argv = ["hybridrt", "generate", "demo", "amy=372", "--max-tokens=1"]
+try:
+    main()
+except SystemExit as end:
+    assert not end.code, end.code
+needless = {"transformers", "torch._dynamo", "torch._inductor", "sympy", "jinja2", "gguf"}
+assert not needless & sys.modules.keys(), needless & sys.modules.keys()
+assert gc.isenabled() and gc.get_freeze_count() > 100_000
 """
 
 
@@ -34,6 +49,11 @@ def test_help_and_refused_options_do_not_import_torch():
     assert done.returncode == 0, done.stderr
     for command in ("demo", "generate", "chat", "plan", "inspect", "bench"):
         assert command in done.stdout
+
+
+def test_a_first_token_imports_only_what_it_needs_and_the_collector_skips_that():
+    done = _python("-c", _FIRST_TOKEN)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_module_is_the_command():

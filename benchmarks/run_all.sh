@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# Makes every table in benchmarks/results again, one command a table. Takes hours: run it on a
+# machine that does nothing else, in an environment with the extra `test`.
+#
+#     PEERS=DIR PEERS_PYTHON=EXE VLLM_PYTHON=EXE benchmarks/run_all.sh [NAME ...]
+#
+# PEERS is the folder of the harness around vLLM's planner, cache and scheduler, PEERS_PYTHON the
+# Python of an environment that has that vLLM, VLLM_PYTHON of one that has vLLM for CPUs; what
+# needs one of them is left out without it. With NAMEs only those tables, such as `compare soak`.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" HF_HUB_OFFLINE=1
+results=benchmarks/results
+names=" $* "
+
+table() { # NAME COMMAND ...
+    if [ "$names" = "  " ] || [[ "$names" == *" $1 "* ]]; then
+        echo "== $1" >&2
+        "${@:2}"
+    fi
+}
+
+# Six models beside transformers and vLLM: prefill and decode, and the floor of the machine.
+table compare python benchmarks/compare.py ${VLLM_PYTHON:+--vllm "$VLLM_PYTHON"} \
+    --out $results/compare.md
+
+# Ratios of small models to plain torch, for benchmarks/regression.py to hold against.
+table regression python benchmarks/regression.py --update
+
+# Loading a checkpoint of 2 GB: peak memory, and seconds beside safetensors.
+table loading python benchmarks/loading.py --json $results/loading.json --md $results/loading.md
+
+# Time to the first token with and without a hit, and what the prefix cache costs without hits.
+table first_token python benchmarks/first_token.py --models demo bamba --runs 4
+
+# The demo with and without reuse.
+table demo_reuse env OMP_NUM_THREADS=1 python benchmarks/demo_reuse.py
+
+# 20,000 requests on a full pool.
+table soak env OMP_NUM_THREADS=1 python benchmarks/soak.py
+
+# Error of every model's log-probabilities, and docs/models.md with it.
+table models python -m benchmarks.models_table --errors
+
+# What caches of eight bits cost the demo: prints the numbers that cache_dtypes.md has.
+table cache_dtypes python -m training.evaluate hybridrt/demo --prompts 3000 --seed 1 \
+    --state-dtype float32 bfloat16 --kv-cache-dtype auto fp8_e4m3 int8 --chunk 2048 16
+
+# What the prefix cache finds, beside the ideal, a yardstick and vLLM; the host's time of a step.
+if [ -n "${PEERS:-}" ]; then
+    table reuse python benchmarks/reuse.py --peers "$PEERS" \
+        ${PEERS_PYTHON:+--peers-python "$PEERS_PYTHON"}
+fi
+
+# Planner, cache and scheduler beside vLLM's.
+if [ -n "${PEERS:-}" ] && [ -n "${PEERS_PYTHON:-}" ]; then
+    table versus_vllm python benchmarks/versus_vllm.py --peers "$PEERS" \
+        --peers-python "$PEERS_PYTHON"
+fi

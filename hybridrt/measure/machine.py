@@ -1,0 +1,78 @@
+"""What this machine is, and what it can do at most: the measures that floors are made of."""
+
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hybridrt.kernels.linear import linear, pack_weight
+from hybridrt.measure.timing import median_seconds
+
+_CPU_INFO = Path("/proc/cpuinfo")
+_LONG = 0.1  # seconds of a product: the next one takes eight times as many
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bytes that can be read a second, and operations of products a second (two a multiply-add)."""
+
+    bytes_per_second: float
+    operations_per_second: float
+
+    def or_better(self, other: "Limits") -> "Limits":
+        """The best that either measurement has seen."""
+        return Limits(
+            max(self.bytes_per_second, other.bytes_per_second),
+            max(self.operations_per_second, other.operations_per_second),
+        )
+
+
+def describe() -> dict[str, Any]:
+    """The processor, the threads of torch, and versions."""
+    return {
+        "cpu": _cpu(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def measure_limits(device: torch.device, dtype: torch.dtype) -> Limits:
+    """Both limits, with the threads that torch has now. Takes a few seconds."""
+    return Limits(read_bandwidth(device), matrix_rate(device, dtype))
+
+
+def read_bandwidth(device: torch.device) -> float:
+    """Bytes a second at which all threads together read memory that is in no cache."""
+    numbers = torch.ones(2**27, dtype=torch.float32, device=device)  # 512 MiB
+    return numbers.nbytes / median_seconds(numbers.sum, 7, device)
+
+
+def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
+    """Operations a second of matrix products: the best of several square ones.
+
+    Larger ones are left out where the last took long already.
+    """
+    rates: list[float] = []
+    for size in (1024, 2048, 4096):
+        x = torch.randn(size, size, device=device).to(dtype)
+        weight = pack_weight(torch.randn(size, size, device=device).to(dtype))
+
+        def product(x: torch.Tensor = x, weight: torch.Tensor = weight) -> torch.Tensor:
+            return linear(x, weight, None)
+
+        seconds = min(median_seconds(product, 3, device) for _ in range(2))
+        rates.append(2 * size**3 / seconds)
+        if seconds > _LONG:
+            break
+    return max(rates)
+
+
+def _cpu() -> str:
+    if not _CPU_INFO.is_file():
+        return platform.processor() or platform.machine()
+    lines = _CPU_INFO.read_text(encoding="utf-8").splitlines()
+    names = (line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
