@@ -2,8 +2,8 @@
 
     python -m training.evaluate hybridrt/demo --prompts 1000
 
-With --state-dtype, --kv-cache-dtype or --chunk the answers are those of the engine and not
-of the dense twin, for every combination of what is given:
+With --state-dtype, --kv-cache-dtype, --quantization, --dtype or --chunk the answers are those of
+the engine and not of the dense twin, for every combination of what is given:
 
     python -m training.evaluate hybridrt/demo --state-dtype float32 bfloat16 --chunk 2048 16
 
@@ -148,6 +148,8 @@ def _arguments() -> argparse.Namespace:
     several: dict[str, Any] = {"nargs": "+", "default": []}
     parser.add_argument("--state-dtype", **several, help="of SSM states")
     parser.add_argument("--kv-cache-dtype", **several, help="of cached keys and values")
+    parser.add_argument("--quantization", **several, help="of weights: none, int8, int4")
+    parser.add_argument("--dtype", **several, help="of weights and activations")
     parser.add_argument("--chunk", type=int, **several, help="tokens of a prompt computed at once")
     return parser.parse_args()
 
@@ -159,6 +161,8 @@ def main() -> None:
     named = {
         "state_dtype": arguments.state_dtype,
         "kv_cache_dtype": arguments.kv_cache_dtype,
+        "quantization": [None if name == "none" else name for name in arguments.quantization],
+        "dtype": arguments.dtype,
         "max_num_batched_tokens": arguments.chunk,
     }
     choices = {name: values for name, values in named.items() if values}

@@ -40,6 +40,16 @@ class QuantisedWeight(nn.Module):
         self.register_buffer("values", values, persistent=False)
         self.register_buffer("scales", scales, persistent=False)
 
+    @property
+    def num_bytes(self) -> int:
+        """What is read of it."""
+        return self.values.nbytes + self.scales.nbytes
+
+    @property
+    def num_weights(self) -> int:
+        """How many numbers it stands for."""
+        return self.outputs * self.scales.shape[1] * GROUP[self.bits]
+
     def dequantised(self) -> Float[Tensor, "outputs inputs"]:
         """The weight that it stands for, in bfloat16."""
         return reference.dequantise_weight(self.values, self.scales, self.bits, self.outputs)

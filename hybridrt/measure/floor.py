@@ -6,13 +6,16 @@ else is counted (norms, convolutions, scans, what is written), so that no implem
 below.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from torch import Tensor, nn
+from torch import nn
 
 from hybridrt.cache.plan import CachePlan
+from hybridrt.kernels.quantised_linear import QuantisedMatrices
 from hybridrt.layers.attention import Attention
+from hybridrt.layers.linear import Linear
 from hybridrt.layers.mla import MLA
 from hybridrt.layers.moe import Experts
 from hybridrt.measure.machine import Limits
@@ -36,7 +39,7 @@ class Work:
 class RoutedExperts:
     """The experts of a layer: how many, how many a token takes, and what all of them are."""
 
-    count: int
+    numbers: int
     per_token: int
     num_bytes: int
     num_weights: int
@@ -53,10 +56,10 @@ class Floor:
         self._plan = plan
         weights = list(_read_weights(model))
         self._experts = list(_experts(model))
-        self._dense_bytes = sum(p.nbytes for p in weights)
+        self._dense_bytes = sum(weight.num_bytes for weight in weights)
         self._dense_bytes -= sum(experts.num_bytes for experts in self._experts)
         self._logits = model.lm_head.weight.numel()
-        self._multiplied = sum(p.numel() for p in weights) - self._logits
+        self._multiplied = sum(weight.numbers for weight in weights) - self._logits
         for experts in self._experts:
             self._multiplied -= experts.num_weights * (1 - experts.per_token / experts.count)
         self._attentions = [m for m in model.modules() if isinstance(m, Attention | MLA)]
@@ -79,26 +82,44 @@ class Floor:
         return self._dense_bytes + routed
 
 
-def _read_weights(model: CausalLM) -> Iterator[Tensor]:
-    """Every parameter once, without embeddings, of which a step reads a few rows."""
+class _Weight(NamedTuple):
+    """The bytes of a weight, and its numbers."""
+
+    num_bytes: int
+    numbers: int
+
+
+def _read_weights(model: CausalLM) -> Iterator[_Weight]:
+    """Every weight once, without embeddings, of which a step reads a few rows."""
     embeddings = {id(m.weight) for m in model.modules() if isinstance(m, Embedding)}
-    seen = embeddings - {id(model.lm_head.weight)}
-    for parameter in model.parameters():
-        if id(parameter) not in seen:
-            seen.add(id(parameter))
-            yield parameter
+    return _weights_of(model, embeddings - {id(model.lm_head.weight)})
+
+
+def _weights_of(module: nn.Module, leave_out: Collection[int] = ()) -> Iterator[_Weight]:
+    """All weights inside, as many bytes as they have."""
+    linears = (m for m in module.modules() if isinstance(m, Linear) and m.quantised is not None)
+    quantised = {id(linear.weight): linear.quantised for linear in linears}
+    for parameter in module.parameters():  # each once
+        if id(parameter) not in leave_out:
+            own = quantised.get(id(parameter))
+            num_bytes = parameter.nbytes if own is None else own.num_bytes
+            yield _Weight(num_bytes, parameter.numel())
+    for matrices in module.modules():
+        if isinstance(matrices, QuantisedMatrices):
+            for index in range(len(matrices)):
+                yield _Weight(matrices[index].num_bytes, matrices[index].num_weights)
 
 
 def _experts(model: CausalLM) -> Iterator[RoutedExperts]:
     for module in model.modules():
         experts = getattr(module, "experts", None)
         if isinstance(experts, Experts):
-            matrices = list(experts.parameters())
+            matrices = list(_weights_of(experts))
             yield RoutedExperts(
                 count=len(experts.down_proj),
                 per_token=min(_experts_per_token(module), len(experts.down_proj)),
-                num_bytes=sum(p.nbytes for p in matrices),
-                num_weights=sum(p.numel() for p in matrices),
+                num_bytes=sum(matrix.num_bytes for matrix in matrices),
+                num_weights=sum(matrix.numbers for matrix in matrices),
             )
 
 
