@@ -5,6 +5,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from hybridrt.batch import Rows
+from hybridrt.kernels.backend import StateBackend
 from hybridrt.kernels.op import torch_op
 from hybridrt.kernels.reference import gated_delta_rule as reference
 
@@ -24,6 +25,7 @@ def gated_delta_rule(
     pages: Int64[Tensor, " rows"],
     initial_pages: Int64[Tensor, " rows"],
     batch: Rows,
+    backend: StateBackend = "reference",
 ) -> Float[Tensor, "tokens heads head_v_dim"]:
     """`S = diag(exp(g)) S`, `S = S + beta k (v - S^T k)^T`, `y = S^T q` along each sequence.
 
@@ -34,4 +36,9 @@ def gated_delta_rule(
     float32; y has the dtype of v. States are read and left in pages as in
     `selective_scan`.
     """
-    return reference.gated_delta_rule(q, k, v, g, beta, ssm_state, pages, initial_pages, batch)
+    args = (q, k, v, g, beta, ssm_state, pages, initial_pages, batch)
+    if backend in ("triton", "mamba_ssm"):  # that package has no such kernel, and needs Triton
+        from hybridrt.kernels.triton import gated_delta_rule as on_gpu
+
+        return on_gpu.gated_delta_rule(*args)
+    return reference.gated_delta_rule(*args)

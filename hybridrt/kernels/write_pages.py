@@ -3,6 +3,7 @@
 from jaxtyping import Int64, Shaped
 from torch import Tensor
 
+from hybridrt.kernels.backend import triton_runs
 from hybridrt.kernels.op import nothing, torch_op
 from hybridrt.kernels.reference import write_pages as reference
 
@@ -20,4 +21,8 @@ def write_pages(
     token and is skipped, so that a captured graph may carry a batch smaller than the one
     it was captured with. Live slots must be distinct.
     """
-    reference.write_pages(values, cache, slots)
+    if triton_runs(cache.device):
+        from hybridrt.kernels.triton import write_pages as on_gpu
+
+        return on_gpu.write_pages(values, cache, slots)
+    return reference.write_pages(values, cache, slots)

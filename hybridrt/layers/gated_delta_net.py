@@ -140,6 +140,7 @@ class GatedDeltaNet(CachedLayer):
             pages,
             initial_pages,
             batch.for_states,
+            self.state_backend,
         )
         return self.out_proj(self.norm(y, z).flatten(1))
 

@@ -129,6 +129,7 @@ class KimiDeltaAttention(CachedLayer):
             pages,
             initial_pages,
             batch.for_states,
+            self.state_backend,
         )
         return self.o_proj(self.o_norm(y, self._by_head(z)).flatten(1))
 

@@ -95,8 +95,11 @@ def _delta_inputs(tokens: int, draw: Draw, *channels: int) -> list[Tensor]:
     return [q, k, draw(tokens, 4, 6), g, beta]
 
 
-def _delta(inputs: list[Tensor], cache: Tensor, batch: ForwardBatch, _: StateBackend) -> Tensor:
-    return gated_delta_rule(*inputs, cache, *pages_of(batch), batch)
+def _delta(
+    inputs: list[Tensor], cache: Tensor, batch: ForwardBatch, backend: StateBackend
+) -> Tensor:
+    q, k, v, g, beta = inputs
+    return gated_delta_rule(q, k, v, g, beta, cache, *pages_of(batch), batch, backend)
 
 
 DELTA = Kernel((4, 8, 6), _delta_inputs, _delta)

@@ -87,8 +87,8 @@ def attend_tile(
     in_k, in_v = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_V)
     fits_k, fits_v = in_k < DIM_K, in_v < DIM_V
     in_k, in_v = in_k.to(tl.int64), in_v.to(tl.int64)
-    at = q + (token * q_token + head * q_head)[:, None] + (in_k * q_dim)[None, :]
-    queried = tl.load(at, mask=in_row[:, None] & fits_k[None, :], other=0.0)
+    of_q = q + (token * q_token + head * q_head)[:, None] + (in_k * q_dim)[None, :]
+    queried = tl.load(of_q, mask=in_row[:, None] & fits_k[None, :], other=0.0)
     if SCALES == 1:
         scale *= tl.load(k_scale + kv_head)
 
@@ -106,22 +106,22 @@ def attend_tile(
         place = seen - begin
         block = tl.load(table + row * table_row + place // BLOCK_SIZE, mask=live, other=0)
         block, offset = block.to(tl.int64), (place % BLOCK_SIZE).to(tl.int64)
-        at = k + (block * k_block + kv_head * k_head + offset * k_token)[None, :]
+        of_k = k + (block * k_block + kv_head * k_head + offset * k_token)[None, :]
         keys = tl.load(
-            at + (in_k * k_dim)[:, None], mask=fits_k[:, None] & live[None, :], other=0.0
+            of_k + (in_k * k_dim)[:, None], mask=fits_k[:, None] & live[None, :], other=0.0
         ).to(queried.dtype)
         scores = tl.dot(queried, keys, input_precision=FLOAT32_DOT) * scale
         v_scales = 1.0
         if SCALES == 2:
-            at = block * ks_block + kv_head * ks_head + offset * ks_token
-            scores *= tl.load(k_scale + at, mask=live, other=0.0)[None, :]
-            at = block * vs_block + kv_head * vs_head + offset * vs_token
-            v_scales = tl.load(v_scale + at, mask=live, other=0.0)[None, :]
+            of_scale = block * ks_block + kv_head * ks_head + offset * ks_token
+            scores *= tl.load(k_scale + of_scale, mask=live, other=0.0)[None, :]
+            of_scale = block * vs_block + kv_head * vs_head + offset * vs_token
+            v_scales = tl.load(v_scale + of_scale, mask=live, other=0.0)[None, :]
         if HAS_CAP:
             scores = soft_capped(scores, cap)
-        at = v + (block * v_block + kv_head * v_head + offset * v_token)[:, None]
+        of_v = v + (block * v_block + kv_head * v_head + offset * v_token)[:, None]
         values = tl.load(
-            at + (in_v * v_dim)[None, :], mask=live[:, None] & fits_v[None, :], other=0.0
+            of_v + (in_v * v_dim)[None, :], mask=live[:, None] & fits_v[None, :], other=0.0
         ).to(queried.dtype)
         sees = (seen[None, :] <= position[:, None]) & (seen[None, :] >= oldest[:, None])
         largest, total, acc = add_tile(

@@ -73,12 +73,12 @@ def attend_latents(
     head = (index % HEADS).to(tl.int64)
     in_r, in_p = tl.arange(0, BLOCK_R), tl.arange(0, BLOCK_P)
     fits_r, fits_p = in_r < RANK, in_p < ROPE_DIM
-    at = q + (token * q_token + head * q_head)[:, None]
+    of_q = q + (token * q_token + head * q_head)[:, None]
     on_latents = tl.load(
-        at + (in_r * q_dim)[None, :], mask=in_row[:, None] & fits_r[None, :], other=0.0
+        of_q + (in_r * q_dim)[None, :], mask=in_row[:, None] & fits_r[None, :], other=0.0
     )
     on_rotary = tl.load(
-        at + ((RANK + in_p) * q_dim)[None, :], mask=in_row[:, None] & fits_p[None, :], other=0.0
+        of_q + ((RANK + in_p) * q_dim)[None, :], mask=in_row[:, None] & fits_p[None, :], other=0.0
     )
 
     oldest = first_visible(position, WINDOW, CHUNKED)
@@ -95,17 +95,17 @@ def attend_latents(
         place = seen - begin
         block = tl.load(table + row * table_row + place // BLOCK_SIZE, mask=live, other=0)
         block, offset = block.to(tl.int64), (place % BLOCK_SIZE).to(tl.int64)
-        at = c_kv + (block * c_block + offset * c_token)[:, None]
+        of_c = c_kv + (block * c_block + offset * c_token)[:, None]
         there = live[:, None] & fits_r[None, :]
-        latents = tl.load(at + (in_r * c_dim)[None, :], mask=there, other=0.0)
+        latents = tl.load(of_c + (in_r * c_dim)[None, :], mask=there, other=0.0)
         if SCALE_GROUP:
-            at = c_scale + (block * s_block + offset * s_token)[:, None]
-            at += (in_r // SCALE_GROUP * s_group)[None, :]
-            latents = latents.to(tl.float32) * tl.load(at, mask=there, other=0.0)
+            of_scale = c_scale + (block * s_block + offset * s_token)[:, None]
+            of_scale += (in_r // SCALE_GROUP * s_group)[None, :]
+            latents = latents.to(tl.float32) * tl.load(of_scale, mask=there, other=0.0)
         latents = latents.to(on_latents.dtype)
-        at = k_pe + (block * p_block + offset * p_token)[None, :]
+        of_p = k_pe + (block * p_block + offset * p_token)[None, :]
         rotary = tl.load(
-            at + (in_p * p_dim)[:, None], mask=fits_p[:, None] & live[None, :], other=0.0
+            of_p + (in_p * p_dim)[:, None], mask=fits_p[:, None] & live[None, :], other=0.0
         ).to(on_rotary.dtype)
         scores = tl.dot(on_latents, tl.trans(latents), input_precision=FLOAT32_DOT)
         scores = tl.dot(on_rotary, rotary, scores, input_precision=FLOAT32_DOT)

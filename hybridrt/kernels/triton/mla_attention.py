@@ -149,6 +149,8 @@ def _launch(
     c_kv, k_pe, c_scale = latents.c_kv, latents.k_pe, latents.c_kv_scale
     (_, block_size, rank), rope_dim, heads = c_kv.shape, k_pe.shape[-1], q.shape[1]
     block_m, block_n, warps = _tile(most_queries, heads, rank * q.itemsize)
+    if c_scale is not None:
+        warps = 8  # a tile of scales, as wide as the latents', is in registers too
     grid = (triton.cdiv(most_queries * heads, block_m), rows[1] - rows[0], splits)
     attend_latents[grid](
         q,

@@ -151,9 +151,11 @@ def _tile(most_queries: int, group: int, bytes_a_token: int) -> tuple[int, int, 
     key once. A decode tile is narrow and bound by memory, a prefill tile has a warp group's
     64 rows or two. Tiles of keys and values have to fit in 227 KiB of shared memory.
     """
-    is_wide = bytes_a_token > 512
     if most_queries == 1:
+        is_wide = bytes_a_token > 512
         return min(block_of(group), 64), 32 if is_wide else 64, 4, 2 if is_wide else 3
+    if bytes_a_token > 512:
+        return 32, 32, 8, 1
     if bytes_a_token > 256:
-        return 64, 32, 8, 1 if bytes_a_token > 1024 else 2
+        return 64, 32, 8, 2
     return 128, 64, 8, 2

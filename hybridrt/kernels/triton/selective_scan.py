@@ -107,13 +107,13 @@ def _scan(
     fits, fits_n = channel < channels, n < SIZE
     n = n.to(tl.int64)
     both = fits[:, None] & fits_n[None, :]
-    at = A + (channel * A_channel)[:, None] + (n * A_n)[None, :]
-    a = tl.load(at, mask=both, other=0.0).to(tl.float32)
+    factors = A + (channel * A_channel)[:, None] + (n * A_n)[None, :]
+    a = tl.load(factors, mask=both, other=0.0).to(tl.float32)
     d = tl.load(D + channel * D_channel, mask=fits, other=0.0).to(tl.float32)
     in_page = (channel * s_channel)[:, None] + (n * s_n)[None, :]
-    at = ssm_state + initial * s_page + in_page
+    old = ssm_state + initial * s_page + in_page
     here = (channel < if_so(initial >= 0, channels))[:, None] & fits_n[None, :]
-    h = tl.load(at, mask=here, other=0.0).to(tl.float32)
+    h = tl.load(old, mask=here, other=0.0).to(tl.float32)
     for first in range(start, stop, TOKENS):
         inputs = ()
         for i in tl.static_range(TOKENS):

@@ -11,8 +11,9 @@ from hybridrt.kernels.triton.ssd_chunks import run_chunks
 from hybridrt.kernels.triton.ssd_step import run_step
 from hybridrt.kernels.triton.states import prefill_turns
 
-_LONGEST_CHUNK = 64
-_MOST_STATES = 8192  # of a program: 64 for each of its threads
+# Products of float32 take three parts of each side in registers: larger tiles would not fit.
+_LONGEST_CHUNK = 32
+_MOST_STATES = 4096  # of a program: 32 for each of its threads
 
 
 def ssd(
@@ -54,7 +55,5 @@ def ssd(
             **sizes,
             **blocks,
             BLOCK_T=chunk,
-            num_warps=4 if block_p * block_n <= _MOST_STATES // 2 else 8,
-            num_stages=1,
         )
     return y
