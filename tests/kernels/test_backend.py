@@ -44,7 +44,9 @@ def test_the_reference_runs_everywhere(
     assert choose_state_backend("reference", device) == "reference"
 
 
-@pytest.mark.parametrize(("name", "device"), [("mamba_ssm", CPU), ("triton", CPU), ("numba", CUDA)], ids=str)
+@pytest.mark.parametrize(
+    ("name", "device"), [("mamba_ssm", CPU), ("triton", CPU), ("numba", CUDA)], ids=str
+)
 def test_one_that_cannot_run_is_refused_with_those_that_can(
     monkeypatch: pytest.MonkeyPatch, name: str, device: torch.device
 ) -> None:

@@ -9,7 +9,9 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from hybridrt.batch import Rows
-from hybridrt.kernels.triton.states import if_so, pages_of, prefill_turns, silu, tokens_of
+from hybridrt.kernels.triton.gates import sigmoid
+from hybridrt.kernels.triton.launch import jit
+from hybridrt.kernels.triton.states import if_so, pages_of, prefill_turns, tokens_of
 
 _TOKENS, _CHANNELS = 16, 128  # of a tile; a channel for each of a program's threads
 
@@ -69,7 +71,7 @@ def causal_conv1d(
     return out
 
 
-@triton.jit
+@jit
 @no_type_check
 def _step(
     x,  # [tokens, channels]
@@ -114,12 +116,12 @@ def _step(
             kept = seen.to(conv_state.dtype.element_ty)
             tl.store(state + (k - 1) * s_token, kept, mask=held)
     if SILU:
-        total = silu(total)
+        total *= sigmoid(total)
     at = out + row * out_token + channel * out_channel
     tl.store(at, total.to(out.dtype.element_ty), mask=fits)
 
 
-@triton.jit(do_not_specialize=["first_row"])
+@jit(do_not_specialize=["first_row"])
 @no_type_check
 def _convolve(
     x,  # [tokens, channels]
@@ -174,12 +176,12 @@ def _convolve(
         tap = tl.load(weight + channel * w_channel + k * w_tap, mask=fits, other=0.0)
         total += tap.to(tl.float32)[None, :] * seen
     if SILU:
-        total = silu(total)
+        total *= sigmoid(total)
     at = out + (token * out_token)[:, None] + (channel * out_channel)[None, :]
     tl.store(at, total.to(out.dtype.element_ty), mask=live)
 
 
-@triton.jit(do_not_specialize=["first_row"])
+@jit(do_not_specialize=["first_row"])
 @no_type_check
 def _leave(
     x,  # [tokens, channels]

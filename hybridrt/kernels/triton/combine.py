@@ -7,7 +7,7 @@ import triton.language as tl
 from jaxtyping import Float, Float32
 from torch import Tensor
 
-from hybridrt.kernels.triton.launch import LOG2_E, block_of, num_processors
+from hybridrt.kernels.triton.launch import LOG2_E, block_of, jit, num_processors
 
 _LEAST_SPLIT = 128  # tokens: below it a split costs more than it saves
 _MOST_SPLITS = 64
@@ -46,7 +46,7 @@ def combine(
     )
 
 
-@triton.jit
+@jit
 @no_type_check
 def _combine(
     parts,  # [tokens, heads, SPLITS, DIM]

@@ -2,14 +2,13 @@
 
 from typing import no_type_check
 
-import triton
 import triton.language as tl
 
 from hybridrt.kernels.triton.gates import gated
-from hybridrt.kernels.triton.launch import FLOAT32_DOT
+from hybridrt.kernels.triton.launch import FLOAT32_DOT, jit
 
 
-@triton.jit
+@jit
 @no_type_check
 def _assignments(
     order, ends, tile_ends, EXPERTS: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_M: tl.constexpr
@@ -32,7 +31,7 @@ def _assignments(
     return expert, tl.load(order + at, mask=live, other=0), live
 
 
-@triton.jit
+@jit
 @no_type_check
 def to_inner(
     x,  # [tokens, hidden]
@@ -63,7 +62,7 @@ def to_inner(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """`gate(x @ gate_up^T)`: both halves of a column at once, so that nothing is written between."""
+    """`gate(x @ gate_up^T)`: both halves at once, so that nothing is written in between."""
     expert, assignment, live = _assignments(order, ends, tile_ends, EXPERTS, BLOCK_E, BLOCK_M)
     if expert >= EXPERTS:
         return
@@ -96,7 +95,7 @@ def to_inner(
     tl.store(at, result, mask=live[:, None] & fits[None, :])
 
 
-@triton.jit
+@jit
 @no_type_check
 def from_inner(
     values,  # [assignments, inner], contiguous

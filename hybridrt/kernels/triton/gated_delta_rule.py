@@ -9,7 +9,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from hybridrt.batch import Rows
-from hybridrt.kernels.triton.launch import block_of
+from hybridrt.kernels.triton.launch import block_of, jit
 from hybridrt.kernels.triton.states import if_so, pages_of, prefill_turns, tokens_of
 
 # Value channels of a program, its warps, and the tokens whose inputs are on their way together.
@@ -66,7 +66,7 @@ def gated_delta_rule(
     return y
 
 
-@triton.jit(do_not_specialize=["first_row"])
+@jit(do_not_specialize=["first_row"])
 @no_type_check
 def _run(
     q,  # [tokens, key_heads, KEY_DIM]
@@ -137,7 +137,7 @@ def _run(
                 log_decay = tl.load(g + t * g_token + in_k * g_dim, mask=live_k, other=0.0)
             else:
                 log_decay = tl.load(g + t * g_token, mask=t < stop, other=0.0)
-            inputs = inputs + (
+            inputs += (
                 tl.load(q + t * q_token + in_k * q_dim, mask=live_k, other=0.0),
                 tl.load(k + t * k_token + in_k * k_dim, mask=live_k, other=0.0),
                 tl.load(v + t * v_token + in_v * v_dim, mask=live_v, other=0.0),

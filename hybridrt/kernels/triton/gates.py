@@ -2,14 +2,15 @@
 
 from typing import no_type_check
 
-import triton
 import triton.language as tl
+
+from hybridrt.kernels.triton.launch import jit
 
 _ROOT_HALF = tl.constexpr(0.7071067811865476)
 _ROOT_2_OVER_PI = tl.constexpr(0.7978845608028654)
 
 
-@triton.jit
+@jit
 @no_type_check
 def sigmoid(x):
     """Where no power of e overflows."""
@@ -17,7 +18,7 @@ def sigmoid(x):
     return tl.where(x < 0, small, 1.0) / (1 + small)
 
 
-@triton.jit
+@jit
 @no_type_check
 def tanh(x):
     """Where no power of e overflows."""
@@ -26,7 +27,7 @@ def tanh(x):
     return tl.where(x < 0, -size, size)
 
 
-@triton.jit
+@jit
 @no_type_check
 def gated(gate, up, alpha, limit, GATING: tl.constexpr):
     """What the gate lets through, in float32. GATING is `Gating` less where the parts stand."""

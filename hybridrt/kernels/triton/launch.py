@@ -1,10 +1,14 @@
 """What launches have in common."""
 
 from functools import cache
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
+
+jit: Any = triton.jit
+"""As anything, since types can't tell how many arguments the strides of a launch are."""
 
 FLOAT32_DOT = tl.constexpr("tf32x3")
 """Products of float32 on tensor cores in three parts: their error is that of float32."""

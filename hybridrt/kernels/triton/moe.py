@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 import triton
-from jaxtyping import Float, Float32, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from hybridrt.kernels.reference.gates import Gating

@@ -3,12 +3,11 @@
 from typing import no_type_check
 
 import torch
-import triton
 import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from hybridrt.kernels.triton.launch import block_of
+from hybridrt.kernels.triton.launch import block_of, jit
 
 
 def add_rms_norm(
@@ -49,7 +48,7 @@ def add_rms_norm(
     return normed, total
 
 
-@triton.jit
+@jit
 @no_type_check
 def _add_norm(
     x,  # [tokens, SIZE]

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from hybridrt.batch import Rows
-from hybridrt.kernels.triton.launch import block_of
+from hybridrt.kernels.triton.launch import block_of, jit
 from hybridrt.kernels.triton.states import if_so, pages_of, prefill_turns, tokens_of
 
 _STATES = 512  # of a program: 4 for each of its threads
@@ -60,7 +60,7 @@ def selective_scan(
     return y
 
 
-@triton.jit(do_not_specialize=["first_row"])
+@jit(do_not_specialize=["first_row"])
 @no_type_check
 def _scan(
     x,  # [tokens, channels]
@@ -121,7 +121,7 @@ def _scan(
             t = first + i
             live = channel < if_so(t < stop, channels)
             live_n = n < if_so(t < stop, SIZE)
-            inputs = inputs + (
+            inputs += (
                 tl.load(x + t * x_token + channel * x_channel, mask=live, other=0.0),
                 tl.load(dt + t * dt_token + channel * dt_channel, mask=live, other=0.0),
                 tl.load(B + t * B_token + n * B_n, mask=live_n, other=0.0),

@@ -2,13 +2,13 @@
 
 from typing import no_type_check
 
-import triton
 import triton.language as tl
 
-from hybridrt.kernels.triton.launch import FLOAT32_DOT
+from hybridrt.kernels.triton.gates import tanh
+from hybridrt.kernels.triton.launch import FLOAT32_DOT, jit
 
 
-@triton.jit
+@jit
 @no_type_check
 def first_visible(position, WINDOW: tl.constexpr, CHUNKED: tl.constexpr):
     """The first token that the one at `position` sees; a window of 0 is none."""
@@ -20,7 +20,7 @@ def first_visible(position, WINDOW: tl.constexpr, CHUNKED: tl.constexpr):
         return tl.maximum(position - WINDOW + 1, 0)
 
 
-@triton.jit
+@jit
 @no_type_check
 def part_of_split(first, stop, split, splits, BLOCK_N: tl.constexpr):
     """The tokens of `first:stop` that a split takes: whole tiles, as many for each."""
@@ -29,7 +29,7 @@ def part_of_split(first, stop, split, splits, BLOCK_N: tl.constexpr):
     return start, tl.minimum(start + tokens, stop)
 
 
-@triton.jit
+@jit
 @no_type_check
 def add_tile(scores, seen, v, v_scale, largest, total, acc):
     """Takes a tile of tokens into a running softmax: logits to base 2, and their values."""
@@ -45,23 +45,21 @@ def add_tile(scores, seen, v, v_scale, largest, total, acc):
     return new_largest, total, acc
 
 
-@triton.jit
+@jit
 @no_type_check
 def soft_capped(scores, cap):
     """`cap * tanh(scores / cap)`."""
-    shrunk = tl.exp(-2 * tl.abs(scores) / cap)
-    size = cap * (1 - shrunk) / (1 + shrunk)
-    return tl.where(scores < 0, -size, size)
+    return cap * tanh(scores / cap)
 
 
-@triton.jit
+@jit
 @no_type_check
 def divided(acc, total):
     """`acc / total`; zeros for what saw nothing."""
     return acc / tl.where(total == 0, 1.0, total)[:, None]
 
 
-@triton.jit
+@jit
 @no_type_check
 def log_of(largest, total):
     """The logarithm, to base 2, of a denominator."""

@@ -2,14 +2,13 @@
 
 from typing import no_type_check
 
-import triton
 import triton.language as tl
 
-from hybridrt.kernels.triton.launch import FLOAT32_DOT
+from hybridrt.kernels.triton.launch import FLOAT32_DOT, jit
 from hybridrt.kernels.triton.states import if_so, pages_of, tokens_of
 
 
-@triton.jit(do_not_specialize=["first_row"])
+@jit(do_not_specialize=["first_row"])
 @no_type_check
 def run_chunks(
     x,  # [tokens, heads, HEAD_DIM]
@@ -52,6 +51,7 @@ def run_chunks(
     BLOCK_N: tl.constexpr,
     BLOCK_T: tl.constexpr,
 ):
+    """Some channels of a head through all chunks of a row."""
     row, head = (first_row + tl.program_id(2)).to(tl.int64), tl.program_id(1).to(tl.int64)
     start, stop = tokens_of(row, cu_seqlens, False)
     initial, page = pages_of(row, pages, initial_pages, has_initial_state, False)

@@ -2,13 +2,13 @@
 
 from typing import no_type_check
 
-import triton
 import triton.language as tl
 
+from hybridrt.kernels.triton.launch import jit
 from hybridrt.kernels.triton.states import if_so
 
 
-@triton.jit
+@jit
 @no_type_check
 def run_step(
     x,  # [tokens, heads, HEAD_DIM]
@@ -46,6 +46,7 @@ def run_step(
     BLOCK_P: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
+    """Some channels of a head through one token of a row."""
     row, head = tl.program_id(2).to(tl.int64), tl.program_id(1).to(tl.int64)
     page = tl.load(pages + row).to(tl.int64)
     p = tl.program_id(0).to(tl.int64) * BLOCK_P + tl.arange(0, BLOCK_P)

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from typing import no_type_check
 
-import triton
 import triton.language as tl
 
 from hybridrt.batch import Rows
+from hybridrt.kernels.triton.launch import jit
 
 
 def prefill_turns(batch: Rows) -> Iterator[tuple[int, int, int]]:
@@ -23,7 +23,7 @@ def prefill_turns(batch: Rows) -> Iterator[tuple[int, int, int]]:
             yield first, turn.stop - first, longest
 
 
-@triton.jit
+@jit
 @no_type_check
 def tokens_of(row, cu_seqlens, IS_DECODE: tl.constexpr):
     """The row's first token, and the one behind its last. Decode rows have one each, in order."""
@@ -34,7 +34,7 @@ def tokens_of(row, cu_seqlens, IS_DECODE: tl.constexpr):
         return start.to(tl.int64), stop.to(tl.int64)
 
 
-@triton.jit
+@jit
 @no_type_check
 def pages_of(row, pages, initial_pages, has_initial_state, IS_DECODE: tl.constexpr):
     """The page of the state that the row starts from, and of the one it leaves; -1 is none."""
@@ -46,16 +46,8 @@ def pages_of(row, pages, initial_pages, has_initial_state, IS_DECODE: tl.constex
         return tl.where(tl.load(has_initial_state + row).to(tl.int32) != 0, initial, -1), page
 
 
-@triton.jit
+@jit
 @no_type_check
 def if_so(condition, count):
     """`count`, or 0: masks are made by a limit, as the interpreter makes no mask of a scalar."""
     return tl.where(condition, count, 0)
-
-
-@triton.jit
-@no_type_check
-def silu(x):
-    """`x * sigmoid(x)`, where no power of e overflows."""
-    small = tl.exp(-tl.abs(x))
-    return x * tl.where(x < 0, small, 1.0) / (1 + small)

@@ -8,7 +8,7 @@ import triton.language as tl
 from jaxtyping import Int64, Shaped
 from torch import Tensor
 
-from hybridrt.kernels.triton.launch import block_of
+from hybridrt.kernels.triton.launch import block_of, jit
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MOST_ELEMENTS = 1024  # that a program moves: 8 for each of its 128 threads
@@ -51,7 +51,7 @@ def _two_dims(tensor: Shaped[Tensor, "..."], lead: int) -> Shaped[Tensor, "..."]
     return tensor.view(*tensor.shape[: lead + 1], -1)  # never a copy: caches are written
 
 
-@triton.jit
+@jit
 @no_type_check
 def _write(
     values,  # [tokens, outer, inner]

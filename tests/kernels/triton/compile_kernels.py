@@ -1,7 +1,8 @@
-"""Compiles what the wrappers launch for an H100, without one. Run with names of operations.
+"""Compiles what the wrappers launch for an H100, without one.
 
-The inputs are bfloat16, of the sizes of real models, and on the device `meta`; a launch becomes a
-compilation. Prints each kernel with its bytes of shared memory.
+Run with names of cases, or with none for all. The inputs are bfloat16, of the sizes of real
+models, and on the device `meta`; a launch becomes a compilation. Prints each kernel with its bytes
+of shared memory.
 """
 
 import sys
@@ -107,17 +108,6 @@ def _attention(dim: int, dtype: torch.dtype, stored: torch.dtype | None = None, 
     paged_attention(q, k, v, tokens(batch, 100), batch, 0.1, **how)
 
 
-def _attentions() -> None:
-    bf16, scales = torch.bfloat16, of(9, 4, 16, dtype=torch.float32)
-    _attention(128, bf16)
-    _attention(256, bf16, window=512, softcap=50.0)
-    _attention(64, bf16, window=128, sinks=of(16))
-    _attention(128, bf16, torch.int8, k_scale=scales, v_scale=scales)
-    one = of(4, dtype=torch.float32)
-    _attention(128, bf16, torch.float8_e4m3fn, k_scale=one, v_scale=one)
-    _attention(256, torch.float32)
-
-
 def _mla(dtype: torch.dtype, quantised: bool = False) -> None:
     batch, *_ = rows(2, 16)
     c_kv = of(9, 16, 512, dtype=torch.float8_e4m3fn if quantised else dtype)
@@ -126,12 +116,6 @@ def _mla(dtype: torch.dtype, quantised: bool = False) -> None:
     weights = (of(128, 128, 512, dtype=dtype), of(128, 128, 512, dtype=dtype))
     pages = (tokens(batch, 100), batch)
     mla_attention(*queries, c_kv, of(9, 16, 64, dtype=dtype), *weights, *pages, 0.1, scale)
-
-
-def _latents() -> None:
-    _mla(torch.bfloat16)
-    _mla(torch.bfloat16, quantised=True)
-    _mla(torch.float32)
 
 
 def _convolution() -> None:
@@ -146,31 +130,25 @@ def _scan() -> None:
     selective_scan(of(203, 8192), of(203, 8192), A, B, C, A[:, 0], state, *pages, batch)
 
 
-def _dual() -> None:
+def _dual(size: int, dtype: torch.dtype) -> None:
     batch, *pages = rows(3, 200)
     A, dt = of(64, dtype=torch.float32), of(203, 64, dtype=torch.float32)
-    for size, dtype in ((128, torch.bfloat16), (256, torch.float32)):
-        x, B = of(203, 64, 64, dtype=dtype), of(203, 8, size, dtype=dtype)
-        state = of(9, 64, 64, size, dtype=torch.float32)
-        ssd(x, dt, A, B, B, A, state, *pages, batch, 256)
+    x, B = of(203, 64, 64, dtype=dtype), of(203, 8, size, dtype=dtype)
+    state = of(9, 64, 64, size, dtype=torch.float32)
+    ssd(x, dt, A, B, B, A, state, *pages, batch, 256)
 
 
-def _delta() -> None:
+def _delta(*channels: int) -> None:
     batch, *pages = rows(3, 200)
     beta, state = of(203, 32, dtype=torch.float32), of(9, 32, 128, 128, dtype=torch.float32)
-    for g in (beta, of(203, 32, 128, dtype=torch.float32)):
-        q, v = of(203, 16, 128), of(203, 32, 128)
-        gated_delta_rule(q, q, v, g, beta, state, *pages, batch)
+    q, v, g = of(203, 16, 128), of(203, 32, 128), of(203, 32, *channels, dtype=torch.float32)
+    gated_delta_rule(q, q, v, g, beta, state, *pages, batch)
 
 
-def _experts() -> None:
-    for count in (4, 1000):
-        ids, weights = of(count, 8, dtype=torch.int64), of(count, 8, dtype=torch.float32)
-        x, gate_up, down = of(count, 2048), of(64, 2816, 2048), of(64, 2048, 1408)
-        moe_experts(x, gate_up, down, ids, weights)
-        biases = (of(64, 2816), of(64, 2048))
-        moe_experts(x, gate_up, down, ids, weights, *biases, "clamped", 1.7, 7.0)
-    moe_experts(x, gate_up, down, ids, weights, gating="gelu")
+def _experts(count: int, *rest: Any) -> None:
+    ids, weights = of(count, 8, dtype=torch.int64), of(count, 8, dtype=torch.float32)
+    x, gate_up, down = of(count, 2048), of(64, 2816, 2048), of(64, 2048, 1408)
+    moe_experts(x, gate_up, down, ids, weights, *rest)
 
 
 def _norm() -> None:
@@ -179,20 +157,37 @@ def _norm() -> None:
     add_rms_norm(of(9, 4096), None, of(4096), 1e-6, 1.0)
 
 
-OPERATIONS: dict[str, Callable[[], None]] = {
+BIASES = (of(64, 2816), of(64, 2048))
+TOKEN_SCALES, HEAD_SCALES = (of(*shape, dtype=torch.float32) for shape in ((9, 4, 16), (4,)))
+BF16, INT8, FP8 = torch.bfloat16, torch.int8, torch.float8_e4m3fn
+CASES: dict[str, Callable[[], None]] = {
     "write_pages": _write,
-    "paged_attention": _attentions,
-    "mla_attention": _latents,
-    "causal_conv1d": _convolution,
-    "selective_scan": _scan,
-    "ssd": _dual,
-    "gated_delta_rule": _delta,
-    "moe_experts": _experts,
-    "add_rms_norm": _norm,
+    "attention": lambda: _attention(128, BF16),
+    "attention, wide": lambda: _attention(256, BF16, window=512, softcap=50.0),
+    "attention, sinks": lambda: _attention(64, BF16, window=128, sinks=of(16)),
+    "attention, int8": lambda: _attention(
+        128, BF16, INT8, k_scale=TOKEN_SCALES, v_scale=TOKEN_SCALES
+    ),
+    "attention, fp8": lambda: _attention(128, BF16, FP8, k_scale=HEAD_SCALES, v_scale=HEAD_SCALES),
+    "attention, float32": lambda: _attention(256, torch.float32),
+    "latents": lambda: _mla(BF16),
+    "latents, fp8": lambda: _mla(BF16, quantised=True),
+    "latents, float32": lambda: _mla(torch.float32),
+    "convolution": _convolution,
+    "scan": _scan,
+    "ssd": lambda: _dual(128, BF16),
+    "ssd, float32": lambda: _dual(256, torch.float32),
+    "delta rule": _delta,
+    "delta rule, a decay a channel": lambda: _delta(128),
+    "experts, few": lambda: _experts(4),
+    "experts, many": lambda: _experts(1000),
+    "experts, clamped": lambda: _experts(4, *BIASES, "clamped", 1.7, 7.0),
+    "experts, gelu": lambda: _experts(4, None, None, "gelu"),
+    "norm": _norm,
 }
 
 if __name__ == "__main__":
     JITFunction.run = _compile
     combine.num_processors = lambda _: 132  # so that contexts are split as there
-    for name in sys.argv[1:] or OPERATIONS:
-        OPERATIONS[name]()
+    for name in sys.argv[1:] or CASES:
+        CASES[name]()

@@ -137,9 +137,7 @@ def test_a_quantised_cache_is_read_as_the_reference_reads_it(
     batch = make_batch(rows, num_decodes=2, block_size=4, device=place[0])
     q, k, v, k_scale, v_scale = (part.to(place[0]) for part in (q, k, v, k_scale, v_scale))
     scales = {"k_scale": k_scale, "v_scale": v_scale}
-    out = paged_attention(
-        q.to(place[1]), k, v, batch.token_pages(TOKENS), batch, 0.3, **scales
-    )
+    out = paged_attention(q.to(place[1]), k, v, batch.token_pages(TOKENS), batch, 0.3, **scales)
     _assert_near(out, expected)
 
 
@@ -171,8 +169,8 @@ def test_every_geometry_of_latents(
 
 
 def test_more_latents_than_a_tile_and_more_heads(place: Place, form: bool) -> None:
-    sizes = replace(latents.PLAIN, heads=40)
-    latents._check(Ragged(((40, 1), (3, 40)), 1), place[1], place[0], sizes)
+    sizes = replace(latents.PLAIN, heads=20)
+    latents._check(Ragged(((40, 1), (33, 5)), 1), place[1], place[0], sizes)
 
 
 @SPLITS
