@@ -31,6 +31,12 @@ PLACES = [
 ]
 
 
+ON_GPU = pytest.mark.parametrize(
+    "place", [pytest.param(("cuda", torch.float32), marks=pytest.mark.gpu)], indirect=True
+)
+"""For what only a GPU has."""
+
+
 @pytest.fixture(params=PLACES, ids=lambda place: f"{place[0]}-{str(place[1])[6:]}")
 def place(request: pytest.FixtureRequest) -> tuple[str, torch.dtype]:
     """A device and the dtype of what is computed there."""

@@ -17,6 +17,7 @@ from tests.harness.batches import TOKENS, Ragged, draw_tables, make_batch
 from tests.harness.tolerance import assert_close
 from tests.kernels import test_mla_attention as latents
 from tests.kernels import test_paged_attention as pages
+from tests.kernels.triton.conftest import ON_GPU
 
 Place = tuple[str, torch.dtype]
 MIXED = Ragged(((3, 1), (17, 1), (0, 9), (5, 6), (0, 1)), 2)
@@ -196,3 +197,32 @@ def test_quantised_latents_are_read_as_the_reference_reads_them(
 
     expected = run(reference_of_latents, "cpu", torch.float32)
     _assert_near(run(mla_attention, *place), expected)
+
+
+@ON_GPU
+def test_a_captured_decode_step_takes_any_contexts(place: Place) -> None:
+    from hybridrt.kernels.triton.mla_attention import mla_attention
+    from hybridrt.kernels.triton.paged_attention import paged_attention
+
+    lengths = Ragged(((700, 1), (650, 1), (600, 1)), 3)
+    rows, blocks = draw_tables(lengths, 4, 2, torch.Generator())
+    batch = make_batch(rows, num_decodes=3, block_size=4, device=place[0])
+    drawn = [
+        _drawn(place, *shape).to(place[0])
+        for shape in ((3, 4, 32), (blocks, 2, 4, 32), (3, 4, 8), (4, 32, 32))
+    ]
+    q, kv, q_pe, weights = drawn
+    where, latents = batch.token_pages(TOKENS), kv[:, 0]
+
+    def run() -> list[Tensor]:
+        cached = (latents, latents[..., :8], weights, weights, where, batch, 0.2)
+        return [paged_attention(q, kv, kv, where, batch, 0.2), mla_attention(q, q_pe, *cached)]
+
+    run()  # compiles, which no capture may
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outs = run()
+    for seq_lens in ([701, 651, 601], [1, 300, 128], [0, 2, 701]):
+        batch.seq_lens.copy_(torch.tensor(seq_lens))
+        graph.replay()
+        assert all(torch.equal(a, b) for a, b in zip(outs, run(), strict=True))

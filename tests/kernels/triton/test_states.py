@@ -15,6 +15,7 @@ from tests.kernels import test_gated_delta_rule as delta
 from tests.kernels import test_selective_scan as scan
 from tests.kernels import test_ssd as dual
 from tests.kernels.test_following_rows import Chain, Company
+from tests.kernels.triton.conftest import ON_GPU
 
 Place = tuple[str, torch.dtype]
 MIXED = Ragged(((3, 1), (1, 1), (0, 33), (5, 2), (0, 1)), 2)
@@ -126,12 +127,13 @@ def _runs(device: str) -> dict[str, Callable[[Tensor], Tensor]]:
     def drawn(*shape: int) -> Tensor:
         return torch.rand(shape, generator=draw).to(device)
 
-    x, A = drawn(2, 4, 8), -drawn(4)
+    x, A, by_channel, taps = drawn(2, 4, 8), -drawn(4), -drawn(8, 6), drawn(8, 4)
     vectors = drawn(2, 2, 6)
+    b, c = vectors.unbind(1)
     return {
-        "conv": lambda s: conv.causal_conv1d(drawn(2, 8), drawn(8, 4), None, s, *where),
+        "conv": lambda s: conv.causal_conv1d(x[:, 0], taps, None, s, *where),
         "scan": lambda s: scan.selective_scan(
-            x[:, 0], x[:, 1], -drawn(8, 6), vectors[:, 0], vectors[:, 1], drawn(8), s, *where
+            x[:, 0], x[:, 1], by_channel, b, c, x[0, 0], s, *where
         ),
         "ssd": lambda s: dual.ssd(x, x[..., 0], A, vectors, vectors, A, s, *where, 16),
         "delta": lambda s: delta.gated_delta_rule(
@@ -152,3 +154,16 @@ def test_a_decode_row_without_a_page_writes_none(place: Place, name: str) -> Non
     assert out[0].isfinite().all() and state[1].isfinite().all()
     assert not state[1].eq(1).all()
     assert state[[0, 2]].isnan().all()
+
+
+@ON_GPU
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_decode_step_can_be_captured_in_a_graph(place: Place, name: str) -> None:
+    run = _runs(place[0])[name]
+    states = [torch.ones(3, *SHAPES[name], device=place[0]) for _ in range(2)]
+    expected = run(states[0])  # compiles, which no capture may
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = run(states[1])
+    graph.replay()
+    assert torch.equal(out, expected) and torch.equal(*states)
