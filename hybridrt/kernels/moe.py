@@ -5,6 +5,7 @@ from math import inf
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from hybridrt.kernels.backend import triton_runs
 from hybridrt.kernels.op import like_first, torch_op
 from hybridrt.kernels.reference import moe as reference
 from hybridrt.kernels.reference.gates import Gating
@@ -49,6 +50,9 @@ def stacked_moe_experts(
     limit: float = inf,
 ) -> Float[Tensor, "tokens hidden"]:
     """`moe_experts` with matrices that aren't packed: what a compiler can take."""
-    return reference.moe_experts(
-        x, gate_up, down, expert_ids, weights, gate_up_bias, down_bias, gating, alpha, limit
-    )
+    args = (x, gate_up, down, expert_ids, weights, gate_up_bias, down_bias, gating, alpha, limit)
+    if triton_runs(x.device) and not reference.can_group(x, gate_up, down):
+        from hybridrt.kernels.triton import moe as on_gpu
+
+        return on_gpu.moe_experts(*args)
+    return reference.moe_experts(*args)

@@ -147,14 +147,16 @@ def _run(
         for i in tl.static_range(TOKENS):
             query, key = inputs[5 * i].to(tl.float32), inputs[5 * i + 1].to(tl.float32)
             decay = tl.exp(inputs[5 * i + 3].to(tl.float32))
+            # What q reads of the correction is (q . k) delta, so neither sum waits for the other.
+            answer = tl.sum(state * (decay * key)[None, :], 1)
+            read = tl.sum(state * (decay * query)[None, :], 1)
+            delta = inputs[5 * i + 4].to(tl.float32) * (inputs[5 * i + 2].to(tl.float32) - answer)
             if PER_CHANNEL:
                 state *= decay[None, :]
             else:
                 state *= decay
-            answer = tl.sum(state * key[None, :], 1)
-            delta = inputs[5 * i + 4].to(tl.float32) * (inputs[5 * i + 2].to(tl.float32) - answer)
             state += delta[:, None] * key[None, :]
-            out = tl.sum(state * query[None, :], 1)
+            out = read + tl.sum(query * key, 0) * delta
             live_v = in_v < if_so(first + i < stop, VALUE_DIM)
             at = y + (first + i) * y_token + in_v * y_dim
             tl.store(at, out.to(y.dtype.element_ty), mask=live_v)
