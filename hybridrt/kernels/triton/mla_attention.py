@@ -192,10 +192,9 @@ def _launch(
 def _tile(most_queries: int, heads: int, bytes_a_latent: int) -> tuple[int, int, int]:
     """Queries and latents of a tile, and its warps. A row of a tile is a head at a token.
 
-    A decode tile is bound by memory, so it may be narrow. The accumulator of a prefill tile is
-    as wide as a latent: 64 of 512 channels take half the registers of eight warps.
+    Tall enough for all heads of a decode row, or for 64, which fill a warp group's product. The
+    accumulator is as wide as a latent: 64 rows of 512 channels take half the registers of 8 warps.
     """
-    block_n = 32 if bytes_a_latent <= 1024 else 16
-    if most_queries * heads <= 16 or most_queries == 1:
-        return 16, block_n, 4
-    return 64 if bytes_a_latent <= 1024 else 32, block_n, 8
+    is_wide = bytes_a_latent > 1024
+    block_m = min(32 if is_wide else 64, block_of(most_queries * heads))
+    return block_m, 16 if is_wide else 32, 4 if block_m == 16 else 8

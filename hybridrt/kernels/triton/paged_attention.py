@@ -98,7 +98,7 @@ def _launch(
     kv_heads, block_size, dim_k = k.shape[1:]
     group, dim_v = q.shape[1] // kv_heads, v.shape[-1]
     blocks = block_of(dim_k), block_of(dim_v)
-    block_m, block_n, warps, stages = _tile(most_queries, group, max(blocks) * q.itemsize)
+    block_m, block_n, warps, stages = _tile(most_queries, group, blocks, q.itemsize)
     grid = (triton.cdiv(most_queries * group, block_m), rows[1] - rows[0], kv_heads * splits)
     scales = 0 if k_scale is None else 1 if k_scale.dim() == 1 else 2
     attend_tile[grid](
@@ -144,18 +144,21 @@ def _launch(
     )
 
 
-def _tile(most_queries: int, group: int, bytes_a_token: int) -> tuple[int, int, int, int]:
+def _tile(
+    most_queries: int, group: int, blocks: tuple[int, int], itemsize: int
+) -> tuple[int, int, int, int]:
     """Queries and tokens of a tile, its warps, and how many tiles are on their way at once.
 
     A row of a tile is a query head of the group at a token, so that the heads of a group read a
-    key once. A decode tile is narrow and bound by memory, a prefill tile has a warp group's
-    64 rows or two. Tiles of keys and values have to fit in 227 KiB of shared memory.
+    key once. A decode tile is narrow, as it is bound by memory; a prefill tile is as large as
+    registers and 227 KiB of shared memory allow (tests/kernels/triton/compile_kernels.py).
     """
+    widest = max(blocks) * itemsize  # bytes of a key or a value
     if most_queries == 1:
-        is_wide = bytes_a_token > 512
+        is_wide = widest > 512
         return min(block_of(group), 64), 32 if is_wide else 64, 4, 2 if is_wide else 3
-    if bytes_a_token > 512:
+    if widest > 512:
         return 32, 32, 8, 1
-    if bytes_a_token > 256:
+    if itemsize > 2:  # products of float32 take three parts of each side
         return 64, 32, 8, 2
-    return 128, 64, 8, 2
+    return 128, 64 if blocks[1] <= 128 else 32, 8, 2

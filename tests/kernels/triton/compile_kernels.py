@@ -108,14 +108,15 @@ def _attention(dim: int, dtype: torch.dtype, stored: torch.dtype | None = None, 
     paged_attention(q, k, v, tokens(batch, 100), batch, 0.1, **how)
 
 
-def _mla(dtype: torch.dtype, quantised: bool = False) -> None:
-    batch, *_ = rows(2, 16)
+def _mla(dtype: torch.dtype, quantised: bool = False, queries: int = 16, heads: int = 128) -> None:
+    batch, *_ = rows(2, queries)
     c_kv = of(9, 16, 512, dtype=torch.float8_e4m3fn if quantised else dtype)
     scale = of(9, 16, 4, dtype=torch.float32) if quantised else None
-    queries = (of(18, 128, 128, dtype=dtype), of(18, 128, 64, dtype=dtype))
-    weights = (of(128, 128, 512, dtype=dtype), of(128, 128, 512, dtype=dtype))
+    count = 2 + queries
+    given = (of(count, heads, 128, dtype=dtype), of(count, heads, 64, dtype=dtype))
+    weights = (of(heads, 128, 512, dtype=dtype), of(heads, 128, 512, dtype=dtype))
     pages = (tokens(batch, 100), batch)
-    mla_attention(*queries, c_kv, of(9, 16, 64, dtype=dtype), *weights, *pages, 0.1, scale)
+    mla_attention(*given, c_kv, of(9, 16, 64, dtype=dtype), *weights, *pages, 0.1, scale)
 
 
 def _convolution() -> None:
@@ -170,7 +171,11 @@ CASES: dict[str, Callable[[], None]] = {
     ),
     "attention, fp8": lambda: _attention(128, BF16, FP8, k_scale=HEAD_SCALES, v_scale=HEAD_SCALES),
     "attention, float32": lambda: _attention(256, torch.float32),
+    "attention, narrow float32": lambda: _attention(64, torch.float32),
+    "attention, 512 channels": lambda: _attention(512, BF16),
     "latents": lambda: _mla(BF16),
+    "latents, few heads": lambda: _mla(BF16, heads=16),
+    "latents, expanded": lambda: _mla(BF16, queries=2000),
     "latents, fp8": lambda: _mla(BF16, quantised=True),
     "latents, float32": lambda: _mla(torch.float32),
     "convolution": _convolution,
