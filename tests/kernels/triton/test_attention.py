@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from hybridrt.batch import TokenPages
@@ -13,7 +15,8 @@ from hybridrt.cache.spec import Window
 from hybridrt.kernels.quantise import quantise_e4m3, quantise_e4m3_groups, quantise_int8
 from hybridrt.kernels.reference.mla_attention import mla_attention as reference_of_latents
 from hybridrt.kernels.reference.paged_attention import paged_attention as reference
-from tests.harness.batches import TOKENS, Ragged, draw_tables, make_batch
+from tests.harness.batches import TOKENS, Ragged, draw_tables, make_batch, ragged
+from tests.harness.properties import bounded
 from tests.harness.tolerance import assert_close
 from tests.kernels import test_mla_attention as latents
 from tests.kernels import test_paged_attention as pages
@@ -60,6 +63,25 @@ def test_every_geometry_of_pages(
 ) -> None:
     cut(2 if sizes.heads == 4 else 1)
     pages._check(MIXED, place[1], place[0], sizes)
+
+
+@bounded(6)
+@given(
+    lengths=ragged(longest=30, most_rows=2),
+    sizes=st.sampled_from(pages.SIZES),
+    splits=st.integers(1, 4),
+    seed=st.integers(0, 2**16),
+)
+def test_ragged_batches(
+    place: Place,
+    cut: Callable[[int], None],
+    lengths: Ragged,
+    sizes: pages.Sizes,
+    splits: int,
+    seed: int,
+) -> None:
+    cut(splits)
+    pages._check(lengths, place[1], place[0], sizes, seed)
 
 
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
@@ -167,6 +189,26 @@ def test_every_geometry_of_latents(
     cut(3 if form else 1)
     lengths = Ragged(((3, 1), (70, 1), (0, 9), (9, 3), (2, 14), (0, 1)), 2)
     latents._check(lengths, place[1], place[0], sizes)
+
+
+@bounded(4)
+@given(
+    lengths=ragged(longest=25, most_rows=2),
+    sizes=st.sampled_from(latents.SIZES),
+    splits=st.integers(1, 4),
+    seed=st.integers(0, 2**16),
+)
+def test_ragged_batches_of_latents(
+    place: Place,
+    cut: Callable[[int], None],
+    form: bool,
+    lengths: Ragged,
+    sizes: latents.Sizes,
+    splits: int,
+    seed: int,
+) -> None:
+    cut(splits)
+    latents._check(lengths, place[1], place[0], sizes, seed)
 
 
 def test_more_latents_than_a_tile_and_more_heads(place: Place, form: bool) -> None:

@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.harness.batches import Ragged, Row, make_batch, pages_of
+from tests.harness.batches import Ragged, Row, make_batch, pages_of, ragged
+from tests.harness.properties import bounded
 from tests.kernels import test_causal_conv1d as conv
 from tests.kernels import test_following_rows as following
 from tests.kernels import test_gated_delta_rule as delta
@@ -86,6 +89,16 @@ def test_delta_rule(place: Place, sizes: delta.Sizes) -> None:
 @pytest.mark.parametrize("lengths", LENGTHS[:2], ids=str)
 def test_delta_rule_of_a_token(place: Place, lengths: Ragged) -> None:
     delta._check(lengths, torch.float32, place[0])
+
+
+@bounded(4)
+@given(lengths=ragged(longest=20, most_rows=2), width=st.integers(1, 7), seed=st.integers(0, 2**16))
+def test_ragged_batches(place: Place, lengths: Ragged, width: int, seed: int) -> None:
+    how, where = place[1], (place[0], "triton")
+    conv._check(lengths, how, *where, width=width, seed=seed)
+    scan._check(lengths, how, where, seed=seed)
+    dual._check(lengths, how, where, seed=seed)
+    delta._check(lengths, torch.float32, place[0], TINY, seed)
 
 
 TINY = delta.Sizes(heads=1, key_heads=1, key_dim=8, value_dim=4)
