@@ -1,4 +1,4 @@
-"""gated_delta_rule in Triton: token by token, or chunk by chunk where a head has one decay."""
+"""gated_delta_rule in Triton: a program runs some of a head's value channels through time."""
 
 from typing import no_type_check
 
@@ -9,7 +9,6 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from hybridrt.batch import Rows
-from hybridrt.kernels.triton.delta_chunks import invert_chunks, run_delta_chunks
 from hybridrt.kernels.triton.launch import block_of, jit
 from hybridrt.kernels.triton.states import if_so, pages_of, prefill_turns, tokens_of
 
@@ -18,9 +17,6 @@ from hybridrt.kernels.triton.states import if_so, pages_of, prefill_turns, token
 # step is bound by its states.
 _PREFILL = (8, 1, 4)
 _DECODE = (32, 4, 1)
-# Tokens of a chunk, and value channels of a program that walks from chunk to chunk. Products of
-# float32 take three parts of each side in registers: larger tiles would not fit.
-_CHUNK, _VALUES = 16, 32
 
 
 def gated_delta_rule(
@@ -36,119 +32,38 @@ def gated_delta_rule(
 ) -> Float[Tensor, "tokens heads head_v_dim"]:
     """See `hybridrt.kernels.gated_delta_rule`."""
     y = torch.empty_like(v)
-    tensors = (q, k, v, g, beta, ssm_state, y)
-    where = (pages, initial_pages, batch.has_initial_state, batch.cu_seqlens_q)
-    if batch.num_decodes:
-        _token_by_token(*tensors, *where, 0, batch.num_decodes, is_decode=True)
-    for first, count, longest in prefill_turns(batch):
-        if g.dim() == 3:  # a product of two matrices has no decay for each of their channels
-            _token_by_token(*tensors, *where, first, count, is_decode=False)
-        else:
-            _chunk_by_chunk(*tensors, *where, first, count, longest)
-    return y
-
-
-def _chunk_by_chunk(
-    q: Float[Tensor, "tokens key_heads head_k_dim"],
-    k: Float[Tensor, "tokens key_heads head_k_dim"],
-    v: Float[Tensor, "tokens heads head_v_dim"],
-    g: Float[Tensor, "tokens heads"],
-    beta: Float[Tensor, "tokens heads"],
-    ssm_state: Float[Tensor, "pages heads head_k_dim head_v_dim"],
-    y: Float[Tensor, "tokens heads head_v_dim"],
-    pages: Int64[Tensor, " rows"],
-    initial_pages: Int64[Tensor, " rows"],
-    has_initial_state: Tensor,
-    cu_seqlens: Tensor,
-    first: int,
-    count: int,
-    longest: int,
-) -> None:
     heads, key_dim, value_dim = ssm_state.shape[1:]
-    sizes = {"REPEATS": heads // k.shape[1], "KEY_DIM": key_dim}
-    blocks = {"BLOCK_K": block_of(key_dim), "BLOCK_T": _CHUNK}
-    inverse = torch.empty(len(v), heads, _CHUNK, dtype=torch.float32, device=v.device)
-    invert_chunks[(triton.cdiv(longest, _CHUNK), heads, count)](
-        k,
-        g,
-        beta,
-        inverse,
-        cu_seqlens,
-        *k.stride(),
-        *g.stride(),
-        *beta.stride(),
-        first,
-        **sizes,
-        **blocks,
-        num_warps=1,  # so that no sum of a substitution waits for another warp
-    )
-    run_delta_chunks[(triton.cdiv(value_dim, _VALUES), heads, count)](
-        q,
-        k,
-        v,
-        g,
-        beta,
-        inverse,
-        ssm_state,
-        y,
-        pages,
-        initial_pages,
-        has_initial_state,
-        cu_seqlens,
-        *(stride for part in (q, k, v, g, beta, ssm_state, y) for stride in part.stride()),
-        first,
-        **sizes,
-        VALUE_DIM=value_dim,
-        BLOCK_V=_VALUES,
-        **blocks,
-        num_stages=1,
-    )
-
-
-def _token_by_token(
-    q: Float[Tensor, "tokens key_heads head_k_dim"],
-    k: Float[Tensor, "tokens key_heads head_k_dim"],
-    v: Float[Tensor, "tokens heads head_v_dim"],
-    g: Float[Tensor, "tokens heads *head_k_dim"],
-    beta: Float[Tensor, "tokens heads"],
-    ssm_state: Float[Tensor, "pages heads head_k_dim head_v_dim"],
-    y: Float[Tensor, "tokens heads head_v_dim"],
-    pages: Int64[Tensor, " rows"],
-    initial_pages: Int64[Tensor, " rows"],
-    has_initial_state: Tensor,
-    cu_seqlens: Tensor,
-    first: int,
-    count: int,
-    is_decode: bool,
-) -> None:
-    heads, key_dim, value_dim = ssm_state.shape[1:]
-    block_v, warps, tokens = _DECODE if is_decode else _PREFILL
     g_strides = g.stride() if g.dim() == 3 else (*g.stride(), 0)
-    _run[(triton.cdiv(value_dim, block_v), heads, count)](
-        q,
-        k,
-        v,
-        g,
-        beta,
-        ssm_state,
-        y,
-        pages,
-        initial_pages,
-        has_initial_state,
-        cu_seqlens,
-        *g_strides,
-        *(stride for part in (q, k, v, beta, ssm_state, y) for stride in part.stride()),
-        first,
-        REPEATS=heads // k.shape[1],
-        KEY_DIM=key_dim,
-        VALUE_DIM=value_dim,
-        PER_CHANNEL=g.dim() == 3,
-        IS_DECODE=is_decode,
-        TOKENS=tokens,
-        BLOCK_K=block_of(key_dim, 1),
-        BLOCK_V=block_v,
-        num_warps=warps,
-    )
+    inputs = (q, k, v, g, beta, ssm_state, y)
+    tensors = (q, k, v, beta, ssm_state, y)
+    strides = [*g_strides, *(stride for part in tensors for stride in part.stride())]
+
+    def launch(first: int, count: int, how: tuple[int, int, int], is_decode: bool) -> None:
+        block_v, warps, tokens = how
+        _run[(triton.cdiv(value_dim, block_v), heads, count)](
+            *inputs,
+            pages,
+            initial_pages,
+            batch.has_initial_state,
+            batch.cu_seqlens_q,
+            *strides,
+            first,
+            REPEATS=heads // k.shape[1],
+            KEY_DIM=key_dim,
+            VALUE_DIM=value_dim,
+            PER_CHANNEL=g.dim() == 3,
+            IS_DECODE=is_decode,
+            TOKENS=tokens,
+            BLOCK_K=block_of(key_dim, 1),
+            BLOCK_V=block_v,
+            num_warps=warps,
+        )
+
+    if batch.num_decodes:
+        launch(0, batch.num_decodes, _DECODE, True)
+    for first, count, _ in prefill_turns(batch):
+        launch(first, count, _PREFILL, False)
+    return y
 
 
 @jit(do_not_specialize=["first_row"])

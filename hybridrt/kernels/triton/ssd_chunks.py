@@ -5,7 +5,7 @@ from typing import no_type_check
 import triton.language as tl
 
 from hybridrt.kernels.triton.launch import FLOAT32_DOT, jit
-from hybridrt.kernels.triton.states import exact_sums, if_so, pages_of, tokens_of
+from hybridrt.kernels.triton.states import if_so, pages_of, tokens_of
 
 
 @jit(do_not_specialize=["first_row"])
@@ -79,7 +79,14 @@ def run_chunks(
         u = u.to(tl.float32)
         b = tl.load(B + (t * B_token)[:, None] + (n * B_n)[None, :], mask=live_n, other=0.0)
         c = tl.load(C + (t * C_token)[:, None] + (n * C_n)[None, :], mask=live_n, other=0.0)
-        sums, rest, exact, whole = exact_sums(step * a)
+        # In float64, and kept with its rounding: a token that forgets everything takes a sum to
+        # -1,000 and beyond, where float32 has no digits left for the small differences between
+        # the tokens behind it.
+        logs = (step * a).to(tl.float64)
+        exact = tl.cumsum(logs, 0)
+        sums = exact.to(tl.float32)
+        rest = (exact - sums.to(tl.float64)).to(tl.float32)
+        whole = tl.sum(logs, 0)
         between = (sums[:, None] - sums[None, :]) + (rest[:, None] - rest[None, :])
         decay = tl.where(i[:, None] >= i[None, :], tl.exp(tl.minimum(between, 0.0)), 0.0)
         scores = tl.dot(c, tl.trans(b), input_precision=FLOAT32_DOT) * decay * step[None, :]

@@ -51,17 +51,3 @@ def pages_of(row, pages, initial_pages, has_initial_state, IS_DECODE: tl.constex
 def if_so(condition, count):
     """`count`, or 0: masks are made by a limit, as the interpreter makes no mask of a scalar."""
     return tl.where(condition, count, 0)
-
-
-@jit
-@no_type_check
-def exact_sums(logs):
-    """Running sums in float32, what their rounding left out, in float64, and the sum of all.
-
-    A token that forgets everything takes a sum to -1,000 and beyond, where float32 has no digits
-    left for the small differences between the tokens behind it.
-    """
-    exact = tl.cumsum(logs.to(tl.float64), 0)
-    sums = exact.to(tl.float32)
-    rest = (exact - sums.to(tl.float64)).to(tl.float32)
-    return sums, rest, exact, tl.sum(logs.to(tl.float64), 0)
