@@ -1,12 +1,9 @@
 """Where Triton's kernels are tried: in its interpreter, or where there is one on a GPU.
 
-What triton compiles is bound to the interpreter when it is imported, so the variable is set when
-tests are collected, before anything imports triton. torch doesn't, where nothing compiles for a
-GPU. In the interpreter bfloat16 is silently computed in float32, so there it is float16.
+tests/conftest.py chooses. In the interpreter bfloat16 is silently computed in float32, so there it
+is float16.
 """
 
-import os
-import sys
 from collections.abc import Callable
 from inspect import signature
 from typing import Any
@@ -15,11 +12,6 @@ import pytest
 import torch
 
 HAS_GPU = torch.cuda.is_available()
-if not HAS_GPU:
-    assert "triton" not in sys.modules, "triton was imported before its interpreter was chosen"
-    os.environ["TRITON_INTERPRET"] = "1"
-# Else triton warns that this will be another value some day.
-os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 PLACES = [
     ("cpu", torch.float32),
