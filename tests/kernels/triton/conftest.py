@@ -22,11 +22,13 @@ PLACES = [
     ),
 ]
 
-
 ON_GPU = pytest.mark.parametrize(
     "place", [pytest.param(("cuda", torch.float32), marks=pytest.mark.gpu)], indirect=True
 )
 """For what only a GPU has."""
+
+IN_INTERPRETER = pytest.mark.parametrize("place", [("cpu", torch.float32)], indirect=True)
+"""For what has its tensors on the CPU."""
 
 
 @pytest.fixture(params=PLACES, ids=lambda place: f"{place[0]}-{str(place[1])[6:]}")

@@ -11,10 +11,9 @@ from hybridrt.layers import attention, mla
 from tests.harness.bench import Bench, Setting, random_tokens
 from tests.harness.layer_rows import BY_REASON
 from tests.harness.tolerance import assert_close
+from tests.kernels.triton.conftest import IN_INTERPRETER
 
 Place = tuple[str, torch.dtype]
-IN_FLOAT32 = pytest.mark.parametrize("place", [("cpu", torch.float32)], indirect=True)
-"""As the bench has its pool."""
 
 
 def _steps(reason: str, setting: Setting) -> Tensor:
@@ -26,7 +25,7 @@ def _steps(reason: str, setting: Setting) -> Tensor:
     return torch.cat([part for out in outs for part in out.values()])
 
 
-@IN_FLOAT32
+@IN_INTERPRETER
 @pytest.mark.parametrize(
     "reason",
     [
@@ -48,7 +47,7 @@ CASES = [
 ]
 
 
-@IN_FLOAT32
+@IN_INTERPRETER
 @pytest.mark.parametrize(("reason", "setting"), CASES)
 def test_layers_with_tokens(place: Place, put_in: Any, reason: str, setting: Setting) -> None:
     from hybridrt.kernels.triton.mla_attention import mla_attention

@@ -18,7 +18,7 @@ from tests.kernels import test_gated_delta_rule as delta
 from tests.kernels import test_selective_scan as scan
 from tests.kernels import test_ssd as dual
 from tests.kernels.test_following_rows import Chain, Company
-from tests.kernels.triton.conftest import ON_GPU
+from tests.kernels.triton.conftest import IN_INTERPRETER, ON_GPU
 
 Place = tuple[str, torch.dtype]
 MIXED = Ragged(((3, 1), (1, 1), (0, 33), (5, 2), (0, 1)), 2)
@@ -55,7 +55,8 @@ def test_convolution_of_any_lengths(place: Place, lengths: Ragged) -> None:
     conv._check(lengths, place[1], place[0], "triton")
 
 
-def test_inputs_may_be_a_part_of_wider_rows() -> None:
+@IN_INTERPRETER
+def test_inputs_may_be_a_part_of_wider_rows(place: Place) -> None:
     conv.test_inputs_may_be_a_part_of_wider_rows("triton")
 
 
