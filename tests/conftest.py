@@ -20,3 +20,8 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """What is left frozen when the process ends, triton's bindings report as leaked."""
+    gc.unfreeze()
