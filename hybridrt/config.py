@@ -96,7 +96,7 @@ class EngineConfig(Value):
     checkpoint_interval: PositiveInt | None = None
     checkpoint_memory: Bytes | None = None
     attention_backend: Literal["auto", "reference", "numba", "triton"] = "auto"
-    state_backend: Literal["auto", "reference", "numba", "mamba_ssm"] = "auto"
+    state_backend: Literal["auto", "reference", "numba", "triton", "mamba_ssm"] = "auto"
     seed: int = Field(default=0, ge=0, lt=2**63)
     poison_freed_pages: bool = False
     ignore_config_keys: Annotated[tuple[str, ...], BeforeValidator(as_tuple)] = ()

@@ -1,6 +1,16 @@
 """What holds for all tests."""
 
 import gc
+import os
+
+import torch
+
+# torch's compiler imports triton where it is installed, and what triton compiles is bound to its
+# interpreter, or not, when it is imported. So this is chosen before any test can import it.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+# Else triton warns that this will be another value some day.
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 
 def pytest_collection_finish() -> None:
@@ -10,3 +20,8 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """What is left frozen when the process ends, triton's bindings report as leaked."""
+    gc.unfreeze()

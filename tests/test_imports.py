@@ -107,9 +107,20 @@ def run_python(code: str) -> str:
 def test_importing_the_package_and_its_values_does_not_import_torch() -> None:
     code = (
         "import sys, hybridrt; from hybridrt import SamplingParams, EngineConfig, RequestOutput;"
-        "SamplingParams(n=2); print(sorted({'torch', 'transformers', 'numba'} & set(sys.modules)))"
+        "SamplingParams(n=2); heavy = {'torch', 'transformers', 'numba', 'triton'};"
+        "print(sorted(heavy & set(sys.modules)))"
     )
     assert run_python(code) == "[]"
+
+
+def test_no_kernel_imports_triton_before_it_is_asked_for() -> None:
+    code = (
+        "import sys, pkgutil, importlib, hybridrt.kernels as k;"
+        "[importlib.import_module('hybridrt.kernels.' + m.name)"
+        " for m in pkgutil.iter_modules(k.__path__) if not m.ispkg];"
+        "import hybridrt.llm; print('triton' in sys.modules)"
+    )
+    assert run_python(code) == "False"
 
 
 def test_public_names_are_found_when_asked_for_and_others_are_not() -> None:

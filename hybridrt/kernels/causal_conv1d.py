@@ -43,4 +43,8 @@ def causal_conv1d(
         from hybridrt.kernels.cuda import causal_conv1d as cuda
 
         return cuda.causal_conv1d(*args)
+    if backend in ("triton", "mamba_ssm"):  # whose own package needs Triton too
+        from hybridrt.kernels.triton import causal_conv1d as on_gpu
+
+        return on_gpu.causal_conv1d(*args)
     return reference.causal_conv1d(*args)

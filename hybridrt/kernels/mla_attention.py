@@ -47,6 +47,10 @@ def mla_attention(
     behind the last row get zeros.
     """
     args = (q_nope, q_pe, c_kv, k_pe, w_uk, w_uv, pages, batch, scale, c_kv_scale)
+    if backend == "triton":
+        from hybridrt.kernels.triton import mla_attention as on_gpu
+
+        return on_gpu.mla_attention(*args, window, chunked)
     if backend == "numba":
         from hybridrt.kernels.cpu import mla_attention as cpu
 

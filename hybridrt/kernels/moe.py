@@ -5,6 +5,7 @@ from math import inf
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from hybridrt.kernels.backend import prefers_triton
 from hybridrt.kernels.linear import PackedMatrices
 from hybridrt.kernels.op import like_first, torch_op
 from hybridrt.kernels.reference import moe as reference
@@ -50,6 +51,9 @@ def stacked_moe_experts(
     limit: float = inf,
 ) -> Float[Tensor, "tokens hidden"]:
     """`moe_experts` with matrices that aren't packed: what a compiler can take."""
-    return reference.moe_experts(
-        x, gate_up, down, expert_ids, weights, gate_up_bias, down_bias, gating, alpha, limit
-    )
+    args = (x, gate_up, down, expert_ids, weights, gate_up_bias, down_bias, gating, alpha, limit)
+    if prefers_triton(x.device) and not reference.can_group(x, gate_up, down):
+        from hybridrt.kernels.triton import moe as on_gpu
+
+        return on_gpu.moe_experts(*args)
+    return reference.moe_experts(*args)

@@ -52,6 +52,10 @@ def paged_attention(
     `hybridrt.kernels.quantise`.
     """
     args = (q, k, v, pages, batch, scale, window, chunked, sinks, softcap, k_scale, v_scale)
+    if backend == "triton":
+        from hybridrt.kernels.triton import paged_attention as on_gpu
+
+        return on_gpu.paged_attention(*args)
     if backend == "numba":
         from hybridrt.kernels.cpu import paged_attention as cpu
 

@@ -39,6 +39,10 @@ def selective_scan(
         from hybridrt.kernels.cpu import selective_scan as cpu
 
         return cpu.selective_scan(*args)
+    if backend == "triton":
+        from hybridrt.kernels.triton import selective_scan as on_gpu
+
+        return on_gpu.selective_scan(*args)
     if backend == "mamba_ssm":
         from hybridrt.kernels.cuda import selective_scan as cuda
 

@@ -38,6 +38,10 @@ def ssd(
         from hybridrt.kernels.cpu import ssd as cpu
 
         return cpu.ssd(*args)
+    if backend == "triton":
+        from hybridrt.kernels.triton import ssd as on_gpu
+
+        return on_gpu.ssd(*args)
     if backend == "mamba_ssm":
         from hybridrt.kernels.cuda import ssd as cuda
 

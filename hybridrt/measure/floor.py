@@ -39,7 +39,7 @@ class Work:
 class RoutedExperts:
     """The experts of a layer: how many, how many a token takes, and what all of them are."""
 
-    numbers: int
+    count: int
     per_token: int
     num_bytes: int
     num_weights: int

@@ -173,7 +173,7 @@ BAD_CONFIGS: list[tuple[str, Any]] = [
     ("kernel_block_size", 0), ("kernel_block_size", 5), ("kernel_block_size", 32),
     ("kv_layout", "hnd"), ("kv_cache_dtype", "fp8"), ("state_dtype", "float16"),
     ("enable_prefix_caching", "yes"), ("checkpoint_interval", 0), ("checkpoint_memory", -1),
-    ("attention_backend", "flash"), ("state_backend", "triton"),
+    ("attention_backend", "flash"), ("state_backend", "cuda"),
     ("seed", -1), ("seed", 2**63), ("seed", 0.5),
     ("poison_freed_pages", 1), ("ignore_config_keys", 5), ("ignore_config_keys", [5]),
     ("gpu_memory_utilization", 0.9),

@@ -34,6 +34,7 @@ STATE_BACKENDS = [
     ("cpu", "reference"),
     ("cpu", "numba"),
     pytest.param(("cuda", "reference"), marks=pytest.mark.gpu),
+    pytest.param(("cuda", "triton"), marks=pytest.mark.gpu),
     pytest.param(("cuda", "mamba_ssm"), marks=pytest.mark.gpu),
 ]
 
@@ -42,6 +43,8 @@ STATE_BACKENDS = [
 def device_and_backend(request: pytest.FixtureRequest) -> tuple[str, StateBackend]:
     """Every backend of convolutions and scans, on the device it is for."""
     device, backend = request.param
+    if backend == "triton":
+        pytest.importorskip("triton")
     if backend == "mamba_ssm":
         pytest.importorskip("mamba_ssm")
         pytest.importorskip("causal_conv1d")

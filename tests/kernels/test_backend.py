@@ -20,8 +20,11 @@ def _pretend_installed(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
         (CPU, [], "reference"),
         (CPU, ["mamba_ssm", "causal_conv1d"], "reference"),
         (CUDA, ["mamba_ssm", "causal_conv1d", "numba"], "mamba_ssm"),
-        (CUDA, ["mamba_ssm", "numba"], "reference"),  # one of the two is not enough
+        (CUDA, ["mamba_ssm", "causal_conv1d", "triton"], "mamba_ssm"),
+        (CUDA, ["mamba_ssm", "triton"], "triton"),  # one of the two is not enough
         (CUDA, ["causal_conv1d"], "reference"),
+        (CUDA, ["triton", "numba"], "triton"),
+        (CPU, ["triton"], "reference"),
         (CUDA, [], "reference"),
     ],
     ids=str,
@@ -53,16 +56,18 @@ def test_auto_takes_the_best_that_attends(
 def test_the_reference_runs_everywhere(
     monkeypatch: pytest.MonkeyPatch, device: torch.device
 ) -> None:
-    _pretend_installed(monkeypatch, "numba", "mamba_ssm", "causal_conv1d")
+    _pretend_installed(monkeypatch, "numba", "triton", "mamba_ssm", "causal_conv1d")
     assert choose_state_backend("reference", device) == "reference"
     assert choose_attention_backend("reference", device) == "reference"
 
 
-@pytest.mark.parametrize(("name", "device"), [("mamba_ssm", CPU), ("numba", CUDA)], ids=str)
+@pytest.mark.parametrize(
+    ("name", "device"), [("mamba_ssm", CPU), ("triton", CPU), ("numba", CUDA)], ids=str
+)
 def test_one_that_cannot_run_is_refused_with_those_that_can(
     monkeypatch: pytest.MonkeyPatch, name: str, device: torch.device
 ) -> None:
-    _pretend_installed(monkeypatch, "numba", "mamba_ssm", "causal_conv1d")
+    _pretend_installed(monkeypatch, "numba", "triton", "mamba_ssm", "causal_conv1d")
     with pytest.raises(ValueError, match=rf"state_backend='{name}'.*{device}.*usable: \['ref"):
         choose_state_backend(name, device)
 

@@ -98,7 +98,8 @@ def _delta_inputs(tokens: int, draw: Draw, *channels: int, values: int = 6) -> l
 def _delta(
     inputs: list[Tensor], cache: Tensor, batch: ForwardBatch, backend: StateBackend
 ) -> Tensor:
-    return gated_delta_rule(*inputs, cache, *pages_of(batch), batch, backend)
+    q, k, v, g, beta = inputs
+    return gated_delta_rule(q, k, v, g, beta, cache, *pages_of(batch), batch, backend)
 
 
 DELTA = Kernel((4, 8, 6), _delta_inputs, _delta)

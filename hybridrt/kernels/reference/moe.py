@@ -37,7 +37,7 @@ def moe_experts(
     inner = _Inner(gate_up_bias, down_bias, gating, alpha, limit)
     if isinstance(gate_up, PackedMatrices) or isinstance(down, PackedMatrices):
         outputs = _one_by_one(x[tokens], gate_up, down, inner, counts)
-    elif _can_group(x, gate_up, down):
+    elif can_group(x, gate_up, down):
         outputs = _on_device(x[tokens], gate_up, down, inner, flat_ids[order], counts)
     elif x.is_cuda and len(x) <= FEW_TOKENS:
         outputs = _all_experts(x, gate_up, down, inner)[flat_ids[order], tokens]
@@ -65,7 +65,7 @@ def _of(bias: Tensor | None, expert: int) -> Tensor | None:
     return None if bias is None else bias[expert]
 
 
-def _can_group(*tensors: Tensor) -> bool:
+def can_group(*tensors: Tensor) -> bool:
     """Whether torch can multiply groups on the device: bfloat16, rows of whole 16 bytes."""
     x = tensors[0]
     fitting = x.dtype == torch.bfloat16 and all(t.shape[-1] % 8 == 0 for t in tensors)

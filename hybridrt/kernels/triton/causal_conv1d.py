@@ -1,0 +1,218 @@
+"""causal_conv1d in Triton: tiles of tokens for prefill, one pass over rows for decode."""
+
+from typing import Literal, no_type_check
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from hybridrt.batch import Rows
+from hybridrt.kernels.triton.gates import sigmoid
+from hybridrt.kernels.triton.launch import jit
+from hybridrt.kernels.triton.states import if_so, pages_of, prefill_turns, tokens_of
+
+_TOKENS, _CHANNELS = 16, 128  # of a tile; a channel for each of a program's threads
+
+
+def causal_conv1d(
+    x: Float[Tensor, "tokens channels"],
+    weight: Float[Tensor, "channels width"],
+    bias: Float[Tensor, " channels"] | None,
+    conv_state: Float[Tensor, "pages history channels"],
+    pages: Int64[Tensor, " rows"],
+    initial_pages: Int64[Tensor, " rows"],
+    batch: Rows,
+    activation: Literal["silu"] | None = "silu",
+) -> Float[Tensor, "tokens channels"]:
+    """See `hybridrt.kernels.causal_conv1d`."""
+    out = torch.empty_like(x)
+    channels, width = weight.shape
+    strides = (*x.stride(), *weight.stride(), *conv_state.stride(), *out.stride())
+    blocks = triton.cdiv(channels, _CHANNELS)
+    options = {
+        "WIDTH": width,
+        "HAS_BIAS": bias is not None,
+        "SILU": activation is not None,
+        "BLOCK_C": _CHANNELS,
+    }
+    if batch.num_decodes:
+        _step[(batch.num_decodes, blocks)](
+            x, weight, bias, conv_state, pages, out, *strides, channels, **options
+        )
+    rows = (pages, initial_pages, batch.has_initial_state, batch.cu_seqlens_q)
+    for first, count, longest in prefill_turns(batch):
+        _convolve[(triton.cdiv(longest, _TOKENS), count, blocks)](
+            x,
+            weight,
+            bias,
+            conv_state,
+            *rows,
+            out,
+            *strides,
+            channels,
+            first,
+            **options,
+            BLOCK_T=_TOKENS,
+        )
+        # Apart, since a tile at the start of a row may read the page that this writes.
+        _leave[(count, blocks)](
+            x,
+            conv_state,
+            *rows,
+            *x.stride(),
+            *conv_state.stride(),
+            channels,
+            first,
+            WIDTH=width,
+            BLOCK_C=_CHANNELS,
+        )
+    return out
+
+
+@jit
+@no_type_check
+def _step(
+    x,  # [tokens, channels]
+    weight,  # [channels, WIDTH]
+    bias,  # [channels]
+    conv_state,  # [pages, WIDTH - 1, channels]
+    pages,  # [rows]
+    out,  # [tokens, channels]
+    x_token,
+    x_channel,
+    w_channel,
+    w_tap,
+    s_page,
+    s_token,
+    s_channel,
+    out_token,
+    out_channel,
+    channels,
+    WIDTH: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    SILU: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    channel = tl.program_id(1).to(tl.int64) * BLOCK_C + tl.arange(0, BLOCK_C)
+    fits = channel < channels
+    page = tl.load(pages + row).to(tl.int64)
+    held = channel < if_so(page >= 0, channels)
+    state = conv_state + page * s_page + channel * s_channel
+    total = tl.zeros([BLOCK_C], tl.float32)
+    if HAS_BIAS:
+        total += tl.load(bias + channel, mask=fits, other=0.0).to(tl.float32)
+    for k in tl.static_range(WIDTH):
+        if k + 1 < WIDTH:
+            old = tl.load(state + k * s_token, mask=held, other=0.0)
+            seen = old.to(x.dtype.element_ty)
+        else:
+            seen = tl.load(x + row * x_token + channel * x_channel, mask=fits, other=0.0)
+        tap = tl.load(weight + channel * w_channel + k * w_tap, mask=fits, other=0.0)
+        total += tap.to(tl.float32) * seen.to(tl.float32)
+        if k > 0:  # behind the place that was read a tap ago, by the same thread
+            kept = seen.to(conv_state.dtype.element_ty)
+            tl.store(state + (k - 1) * s_token, kept, mask=held)
+    if SILU:
+        total *= sigmoid(total)
+    at = out + row * out_token + channel * out_channel
+    tl.store(at, total.to(out.dtype.element_ty), mask=fits)
+
+
+@jit(do_not_specialize=["first_row"])
+@no_type_check
+def _convolve(
+    x,  # [tokens, channels]
+    weight,  # [channels, WIDTH]
+    bias,  # [channels]
+    conv_state,  # [pages, WIDTH - 1, channels]
+    pages,  # [rows]
+    initial_pages,  # [rows]
+    has_initial_state,  # [rows]
+    cu_seqlens,  # [rows + 1]
+    out,  # [tokens, channels]
+    x_token,
+    x_channel,
+    w_channel,
+    w_tap,
+    s_page,
+    s_token,
+    s_channel,
+    out_token,
+    out_channel,
+    channels,
+    first_row,
+    WIDTH: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    SILU: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+):
+    row = (first_row + tl.program_id(1)).to(tl.int64)
+    start, stop = tokens_of(row, cu_seqlens, False)
+    if tl.program_id(0) * BLOCK_T >= stop - start:
+        return
+    initial, _ = pages_of(row, pages, initial_pages, has_initial_state, False)
+    token = start + tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
+    channel = tl.program_id(2).to(tl.int64) * BLOCK_C + tl.arange(0, BLOCK_C)
+    fits = channel < channels
+    live = (token < stop)[:, None] & fits[None, :]
+    known = start - if_so(initial >= 0, WIDTH - 1)
+    total = tl.zeros([BLOCK_T, BLOCK_C], tl.float32)
+    if HAS_BIAS:
+        total += tl.load(bias + channel, mask=fits, other=0.0).to(tl.float32)[None, :]
+    for k in tl.static_range(WIDTH):
+        source = token - (WIDTH - 1 - k)
+        is_new = (source >= start)[:, None]
+        at = x + (source * x_token)[:, None] + (channel * x_channel)[None, :]
+        new = tl.load(at, mask=live & is_new, other=0.0)
+        at = conv_state + initial * s_page + ((source - start + WIDTH - 1) * s_token)[:, None]
+        at += (channel * s_channel)[None, :]
+        is_old = ((source < start) & (source >= known))[:, None]
+        old = tl.load(at, mask=live & is_old, other=0.0)
+        seen = tl.where(is_new, new, old.to(new.dtype)).to(tl.float32)
+        tap = tl.load(weight + channel * w_channel + k * w_tap, mask=fits, other=0.0)
+        total += tap.to(tl.float32)[None, :] * seen
+    if SILU:
+        total *= sigmoid(total)
+    at = out + (token * out_token)[:, None] + (channel * out_channel)[None, :]
+    tl.store(at, total.to(out.dtype.element_ty), mask=live)
+
+
+@jit(do_not_specialize=["first_row"])
+@no_type_check
+def _leave(
+    x,  # [tokens, channels]
+    conv_state,  # [pages, WIDTH - 1, channels]
+    pages,  # [rows]
+    initial_pages,  # [rows]
+    has_initial_state,  # [rows]
+    cu_seqlens,  # [rows + 1]
+    x_token,
+    x_channel,
+    s_page,
+    s_token,
+    s_channel,
+    channels,
+    first_row,
+    WIDTH: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    row = (first_row + tl.program_id(0)).to(tl.int64)
+    start, stop = tokens_of(row, cu_seqlens, False)
+    initial, page = pages_of(row, pages, initial_pages, has_initial_state, False)
+    channel = tl.program_id(1).to(tl.int64) * BLOCK_C + tl.arange(0, BLOCK_C)
+    held = channel < if_so(page >= 0, channels)
+    # From the oldest on, so that a page may be its own source: each thread has its channels.
+    for k in tl.static_range(WIDTH - 1):
+        source = stop - (WIDTH - 1 - k)
+        is_new = source >= start
+        at = x + source * x_token + channel * x_channel
+        new = tl.load(at, mask=held & (channel < if_so(is_new, channels)), other=0.0)
+        at = conv_state + initial * s_page + (source - start + WIDTH - 1) * s_token
+        is_old = channel < if_so((source < start) & (initial >= 0), channels)
+        old = tl.load(at + channel * s_channel, mask=held & is_old, other=0.0)
+        kept = tl.where(is_new, new.to(old.dtype), old)
+        tl.store(conv_state + page * s_page + k * s_token + channel * s_channel, kept, mask=held)

@@ -1,0 +1,49 @@
+"""The gates of `hybridrt.kernels.reference.gates`, in Triton."""
+
+from typing import no_type_check
+
+import triton.language as tl
+
+from hybridrt.kernels.triton.launch import jit
+
+_ROOT_HALF = tl.constexpr(0.7071067811865476)
+_ROOT_2_OVER_PI = tl.constexpr(0.7978845608028654)
+
+
+@jit
+@no_type_check
+def sigmoid(x):
+    """Where no power of e overflows."""
+    small = tl.exp(-tl.abs(x))
+    return tl.where(x < 0, small, 1.0) / (1 + small)
+
+
+@jit
+@no_type_check
+def tanh(x):
+    """Where no power of e overflows."""
+    small = tl.exp(-2 * tl.abs(x))
+    size = (1 - small) / (1 + small)
+    return tl.where(x < 0, -size, size)
+
+
+@jit
+@no_type_check
+def gated(gate, up, alpha, limit, GATING: tl.constexpr):
+    """What the gate lets through, in float32. GATING is `Gating` less where the parts stand."""
+    if GATING == "clamped":
+        gate = tl.minimum(gate, limit)
+        up = tl.minimum(tl.maximum(up, -limit), limit)
+        return gate * sigmoid(alpha * gate) * (up + 1)
+    elif GATING == "bent":
+        return alpha * tanh(gate / alpha) * sigmoid(gate) * limit * tanh(up / limit)
+    elif GATING == "gelu":
+        return 0.5 * gate * (1 + tl.erf(gate * _ROOT_HALF)) * up
+    elif GATING == "gelu_pytorch_tanh":
+        inner = _ROOT_2_OVER_PI * (gate + 0.044715 * gate * gate * gate)
+        return 0.5 * gate * (1 + tanh(inner)) * up
+    else:
+        if GATING == "limited":
+            gate = tl.minimum(gate, limit)
+            up = tl.minimum(tl.maximum(up, -limit), limit)
+        return gate * sigmoid(gate) * up

@@ -1,0 +1,200 @@
+"""mla_attention in Triton: absorbed queries on latents, or the keys and values they stand for."""
+
+import torch
+import triton
+from jaxtyping import Float, Float32, Shaped
+from torch import Tensor
+
+from hybridrt.batch import Prefill, Rows, TokenPages
+from hybridrt.kernels.reference.gather import Reach, blocks_for, gather_row
+from hybridrt.kernels.reference.mla_attention import (
+    Latents,
+    absorb,
+    expand_values,
+    expanding_is_cheaper,
+)
+from hybridrt.kernels.reference.quantise import GROUP
+from hybridrt.kernels.triton.combine import combine, num_splits
+from hybridrt.kernels.triton.latent_tile import attend_latents
+from hybridrt.kernels.triton.launch import block_of, row_strides
+from hybridrt.kernels.triton.paged_attention import paged_attention
+
+
+def mla_attention(
+    q_nope: Float[Tensor, "tokens heads nope_dim"],
+    q_pe: Float[Tensor, "tokens heads rope_dim"],
+    c_kv: Shaped[Tensor, "blocks block_size rank"],
+    k_pe: Float[Tensor, "blocks block_size rope_dim"],
+    w_uk: Float[Tensor, "heads nope_dim rank"],
+    w_uv: Float[Tensor, "heads v_dim rank"],
+    pages: TokenPages,
+    batch: Rows,
+    scale: float,
+    c_kv_scale: Float32[Tensor, "blocks block_size groups"] | None = None,
+    window: int | None = None,
+    chunked: bool = False,
+) -> Float[Tensor, "tokens heads v_dim"]:
+    """See `hybridrt.kernels.mla_attention`."""
+    latents, reach = Latents(c_kv, k_pe, c_kv_scale), Reach(window, chunked)
+    out = q_nope.new_empty(q_nope.shape[0], q_nope.shape[1], w_uv.shape[1])
+    stop = n = batch.num_decodes
+    if n:
+        q = absorb(q_nope[:n], q_pe[:n], w_uk)
+        out[:n] = expand_values(_decode(q, latents, pages, batch, scale, reach), w_uv)
+    for row in batch.prefills:
+        stop = row.stop
+        tokens = slice(row.start, stop)
+        first = reach.first_visible(row.context)
+        if expanding_is_cheaper(row, w_uk, w_uv, q_pe.shape[-1], first):
+            q = torch.cat([q_nope[tokens], q_pe[tokens]], dim=-1)
+            out[tokens] = _expanded(q, latents, w_uk, w_uv, pages, batch, row, scale, reach)
+        else:
+            q = absorb(q_nope[tokens], q_pe[tokens], w_uk)
+            found = q.new_empty(*q.shape[:2], c_kv.shape[-1])
+            rows = (row.row, row.row + 1)
+            _launch(q, row.start, latents, pages, batch, scale, reach, found, rows, len(q))
+            out[tokens] = expand_values(found, w_uv)
+    if stop < len(q_nope):
+        out[stop:] = 0  # padding
+    return out
+
+
+def _decode(
+    q: Float[Tensor, "decodes heads latent_dim"],
+    latents: Latents,
+    pages: TokenPages,
+    batch: Rows,
+    scale: float,
+    reach: Reach,
+) -> Float[Tensor, "decodes heads rank"]:
+    """What each head of the decode rows attends to: contexts in splits, if rows are few."""
+    (n, heads, _), (_, block_size, rank) = q.shape, latents.c_kv.shape
+    out = q.new_empty(n, heads, rank)
+    most_tokens = pages.page_table.shape[1] * block_size
+    programs = n * triton.cdiv(heads, _tile(1, heads, rank * q.itemsize)[0])
+    splits = num_splits(q, programs, min(most_tokens, reach.window or most_tokens))
+    if splits == 1:
+        _launch(q, 0, latents, pages, batch, scale, reach, out, (0, n), 1)
+        return out
+    parts = torch.empty(n, heads, splits, rank, dtype=torch.float32, device=q.device)
+    logs = parts.new_empty(n, heads, splits)
+    _launch(q, 0, latents, pages, batch, scale, reach, parts, (0, n), 1, splits, logs)
+    combine(parts, logs, None, out)
+    return out
+
+
+def _expanded(
+    q: Float[Tensor, "queries heads head_dim"],
+    latents: Latents,
+    w_uk: Float[Tensor, "heads nope_dim rank"],
+    w_uv: Float[Tensor, "heads v_dim rank"],
+    pages: TokenPages,
+    batch: Rows,
+    row: Prefill,
+    scale: float,
+    reach: Reach,
+) -> Float[Tensor, "queries heads v_dim"]:
+    """One row's queries on its keys and values, which are made for it.
+
+    They are a cache of blocks of one token. Positions count from the first token that the row
+    sees: windows and chunks lie as they did.
+    """
+    first = reach.first_visible(row.context)
+    block_size, seq_len = latents.c_kv.shape[1], row.context + len(q)
+    begin = first // block_size * block_size
+    blocks = pages.page_table[row.row, : blocks_for(seq_len - begin, block_size)]
+    places = slice(first - begin, seq_len - begin)
+    c_kv, k_pe = latents.read(lambda part: gather_row(part, blocks, places), q.dtype)
+    k = torch.matmul(c_kv, w_uk.transpose(1, 2))
+    k = torch.cat([k, k_pe.expand(len(w_uk), -1, -1)], dim=-1).transpose(0, 1)[:, :, None]
+    v = torch.matmul(c_kv, w_uv.transpose(1, 2)).transpose(0, 1)[:, :, None]
+    table = torch.arange(len(k), dtype=torch.int32, device=q.device)[None]
+    alone = _alone(batch, row, first)
+    expanded = TokenPages(table, pages.slots[row.start : row.stop])
+    return paged_attention(q, k, v, expanded, alone, scale, reach.window, reach.chunked)
+
+
+def _alone(batch: Rows, row: Prefill, first: int) -> Rows:
+    """A row by itself, its positions counted from the token `first`."""
+    this, device = slice(row.row, row.row + 1), batch.seq_lens.device
+    return Rows(
+        batch.seq_lens[this] - first,
+        batch.cu_seqlens_q[row.row : row.row + 2] - row.start,
+        torch.ones(1, dtype=torch.bool, device=device),
+        batch.query_lens[this],
+        batch.context_lens[this] - first,
+        torch.zeros(1, dtype=torch.bool),
+        num_decodes=0,
+    )
+
+
+def _launch(
+    q: Float[Tensor, "queries heads latent_dim"],
+    first_token: int,
+    latents: Latents,
+    pages: TokenPages,
+    batch: Rows,
+    scale: float,
+    reach: Reach,
+    out: Float[Tensor, "..."],
+    rows: tuple[int, int],
+    most_queries: int,
+    splits: int = 1,
+    logs: Float32[Tensor, "decodes heads splits"] | None = None,
+) -> None:
+    """Some rows, the first of whose tokens is `first_token`, and q's first.
+
+    `out` is the result, or with several splits what each of them found.
+    """
+    c_kv, k_pe, c_scale = latents.c_kv, latents.k_pe, latents.c_kv_scale
+    (_, block_size, rank), rope_dim, heads = c_kv.shape, k_pe.shape[-1], q.shape[1]
+    block_m, block_n, warps = _tile(most_queries, heads, rank * q.itemsize)
+    if c_scale is not None:
+        warps = 8  # a tile of scales, as wide as the latents', is in registers too
+    grid = (triton.cdiv(most_queries * heads, block_m), rows[1] - rows[0], splits)
+    attend_latents[grid](
+        q,
+        c_kv,
+        k_pe,
+        c_scale,
+        pages.page_table,
+        batch.seq_lens,
+        batch.cu_seqlens_q,
+        out,
+        logs,
+        *q.stride(),
+        *c_kv.stride(),
+        *k_pe.stride(),
+        *row_strides(c_scale, 3),
+        pages.page_table.stride(0),
+        *out.stride()[:2],
+        scale,
+        rows[0],
+        first_token,
+        splits,
+        HEADS=heads,
+        BLOCK_SIZE=block_size,
+        RANK=rank,
+        ROPE_DIM=rope_dim,
+        SCALE_GROUP=GROUP if c_scale is not None else 0,
+        WINDOW=reach.window or 0,
+        CHUNKED=reach.chunked,
+        IN_SPLITS=splits > 1,
+        BLOCK_R=block_of(rank),
+        BLOCK_P=block_of(rope_dim),
+        BLOCK_M=block_m,
+        BLOCK_N=block_n,
+        num_warps=warps,
+        num_stages=2 if rank * q.itemsize <= 1024 else 1,
+    )
+
+
+def _tile(most_queries: int, heads: int, bytes_a_latent: int) -> tuple[int, int, int]:
+    """Queries and latents of a tile, and its warps. A row of a tile is a head at a token.
+
+    Tall enough for all heads of a decode row, or for 64, which fill a warp group's product. The
+    accumulator is as wide as a latent: 64 rows of 512 channels take half the registers of 8 warps.
+    """
+    is_wide = bytes_a_latent > 1024
+    block_m = min(32 if is_wide else 64, block_of(most_queries * heads))
+    return block_m, 16 if is_wide else 32, 4 if block_m == 16 else 8

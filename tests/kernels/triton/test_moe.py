@@ -1,0 +1,66 @@
+"""Experts in Triton against a loop over tokens and their experts."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from hybridrt.kernels.reference.gates import Gating
+from tests.kernels import test_moe as experts
+
+Place = tuple[str, torch.dtype]
+
+
+@pytest.fixture(autouse=True)
+def _put_in(put_in: Any, place: Place) -> None:
+    from hybridrt.kernels.triton.moe import moe_experts
+
+    put_in(experts, "moe_experts", moe_experts)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_routings(place: Place, seed: int) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    tokens, count = (int(torch.randint(1, most, (), generator=draw)) for most in (40, 9))
+    top_k = int(torch.randint(1, count + 1, (), generator=draw))
+    ids = [torch.randperm(count, generator=draw)[:top_k] for _ in range(tokens)]
+    experts._check(torch.stack(ids), place[1], place[0], count, seed=seed)
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [[[3]], [[0, 1, 2, 3]], [[2]] * 50, [[7, 0]] * 3 + [[0, 7]] * 3],
+    ids=["one", "all", "crowded", "ends"],
+)
+def test_extreme_routings(place: Place, ids: list[list[int]]) -> None:
+    experts._check(torch.tensor(ids), place[1], place[0], experts=8)
+
+
+@pytest.mark.parametrize(("hidden", "inner"), [(1, 1), (7, 3), (70, 130)])
+def test_odd_sizes(place: Place, hidden: int, inner: int) -> None:
+    experts.test_odd_sizes(place[0], place[1], hidden, inner)
+
+
+@pytest.mark.parametrize("biased", [False, True], ids=["plain", "biased"])
+@pytest.mark.parametrize(
+    "gating",
+    [
+        *("silu", "gelu_pytorch_tanh", "silu by turns", "bent by turns"),
+        *("clamped", "clamped halves", "limited"),
+    ],
+)
+def test_gates_and_biases(place: Place, gating: Gating, biased: bool) -> None:
+    experts.test_gates_and_biases(place[0], place[1], 40, gating, biased)
+
+
+def test_gelu_without_tanh(place: Place) -> None:
+    """It has no definition there."""
+    draw = torch.Generator().manual_seed(0)
+    shapes = ((9, 24), (3, 32, 24), (3, 24, 16))
+    x, gate_up, down = (torch.randn(shape, generator=draw).to(place[0]) for shape in shapes)
+    ids = torch.randint(3, (9, 1), generator=draw).to(place[0])
+    out = experts.moe_experts(x, gate_up, down, ids, torch.ones_like(ids).float(), gating="gelu")
+    gate, up = torch.einsum("th,toh->to", x, gate_up[ids[:, 0]]).chunk(2, dim=1)
+    inner = torch.nn.functional.gelu(gate) * up
+    expected = torch.einsum("ti,thi->th", inner, down[ids[:, 0]])
+    torch.testing.assert_close(out, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))

@@ -1,0 +1,183 @@
+"""Convolutions, scans and delta rules in Triton against the definitions of their contracts."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.harness.batches import Ragged, Row, make_batch, pages_of, ragged
+from tests.harness.properties import bounded
+from tests.kernels import test_causal_conv1d as conv
+from tests.kernels import test_following_rows as following
+from tests.kernels import test_gated_delta_rule as delta
+from tests.kernels import test_selective_scan as scan
+from tests.kernels import test_ssd as dual
+from tests.kernels.test_following_rows import Chain, Company
+from tests.kernels.triton.conftest import IN_INTERPRETER, ON_GPU
+
+Place = tuple[str, torch.dtype]
+MIXED = Ragged(((3, 1), (1, 1), (0, 33), (5, 2), (0, 1)), 2)
+FEW = Ragged(((3, 1), (0, 9), (5, 2), (0, 1)), 1)
+LENGTHS = (Ragged(((0, 1),), 0), Ragged(((1, 1),), 1), Ragged(((9, 70),), 0))
+
+
+@pytest.fixture(autouse=True)
+def _put_in(put_in: Any, place: Place) -> None:
+    from hybridrt.kernels.triton.causal_conv1d import causal_conv1d
+    from hybridrt.kernels.triton.gated_delta_rule import gated_delta_rule
+    from hybridrt.kernels.triton.selective_scan import selective_scan
+    from hybridrt.kernels.triton.ssd import ssd
+
+    for module, kernel in (
+        (conv, causal_conv1d),
+        (scan, selective_scan),
+        (dual, ssd),
+        (delta, gated_delta_rule),
+    ):
+        put_in(module, kernel.__name__, kernel)
+        put_in(following, kernel.__name__, kernel)
+
+
+@pytest.mark.parametrize("activated", [True, False])
+@pytest.mark.parametrize(("channels", "width"), [(16, 4), *conv.SIZES])
+def test_convolution(place: Place, channels: int, width: int, activated: bool) -> None:
+    how = (channels, width, not activated, 0, activated)
+    conv._check(FEW, place[1], place[0], "triton", *how)
+
+
+@pytest.mark.parametrize("lengths", [*LENGTHS, MIXED], ids=str)
+def test_convolution_of_any_lengths(place: Place, lengths: Ragged) -> None:
+    conv._check(lengths, place[1], place[0], "triton")
+
+
+@IN_INTERPRETER
+def test_inputs_may_be_a_part_of_wider_rows(place: Place) -> None:
+    conv.test_inputs_may_be_a_part_of_wider_rows("triton")
+
+
+@pytest.mark.parametrize("lengths", [*LENGTHS, MIXED], ids=str)
+def test_selective_scan(place: Place, lengths: Ragged) -> None:
+    scan._check(lengths, place[1], (place[0], "triton"))
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (7, 5), (9, 33)])
+def test_selective_scan_of_odd_sizes(place: Place, sizes: tuple[int, int]) -> None:
+    scan._check(FEW, place[1], (place[0], "triton"), sizes)
+
+
+@pytest.mark.parametrize("lengths", [*LENGTHS, MIXED], ids=str)
+def test_ssd(place: Place, lengths: Ragged) -> None:
+    dual._check(lengths, place[1], (place[0], "triton"))
+
+
+@pytest.mark.parametrize("sizes", dual.ODD, ids=str)
+def test_ssd_of_odd_sizes(place: Place, sizes: dual.Sizes) -> None:
+    dual._check(FEW, place[1], (place[0], "triton"), sizes)
+
+
+@pytest.mark.parametrize("sizes", [delta.PLAIN, delta.PER_CHANNEL, *delta.ODD], ids=str)
+def test_delta_rule(place: Place, sizes: delta.Sizes) -> None:
+    if place == ("cpu", torch.float16) and sizes.heads > 1:
+        sizes = replace(sizes, heads=sizes.heads // sizes.key_heads, key_heads=1)
+    delta._check(FEW, place[1], place[0], sizes)
+
+
+@pytest.mark.parametrize("lengths", LENGTHS[:2], ids=str)
+def test_delta_rule_of_a_token(place: Place, lengths: Ragged) -> None:
+    delta._check(lengths, torch.float32, place[0])
+
+
+@bounded(4)
+@given(lengths=ragged(longest=20, most_rows=2), width=st.integers(1, 7), seed=st.integers(0, 2**16))
+def test_ragged_batches(place: Place, lengths: Ragged, width: int, seed: int) -> None:
+    how, where = place[1], (place[0], "triton")
+    conv._check(lengths, how, *where, width=width, seed=seed)
+    scan._check(lengths, how, where, seed=seed)
+    dual._check(lengths, how, where, seed=seed)
+    delta._check(lengths, torch.float32, place[0], TINY, seed)
+
+
+TINY = delta.Sizes(heads=1, key_heads=1, key_dim=8, value_dim=4)
+
+
+def test_tokens_that_forget_everything_leave_those_behind_them_exact(place: Place) -> None:
+    delta.test_tokens_that_forget_everything_leave_those_behind_them_exact(place[0], TINY)
+    dual.test_tokens_that_forget_everything_leave_those_behind_them_exact((place[0], "triton"))
+
+
+@pytest.mark.parametrize("beta", [0.0, 2.0])
+def test_nothing_is_forgotten_and_twice_or_none_is_corrected(place: Place, beta: float) -> None:
+    test = delta.test_nothing_is_forgotten_and_all_or_twice_or_none_is_corrected
+    test(place[0], TINY, beta, True)
+
+
+COMPANY = Company(2, (Chain(0, (3, 1, 1)), Chain(0, (1,)), Chain("own", (1, 5)), Chain(None, (2,))))
+
+
+@pytest.mark.parametrize("name", following.KERNELS.keys() - {"recent_inputs", "linear_recurrence"})
+def test_rows_that_follow_are_steps_of_their_own_bit_for_bit(place: Place, name: str) -> None:
+    following._check(following.KERNELS[name], (place[0], "triton"), COMPANY, place[1])
+
+
+def test_a_row_longer_than_a_chunk_and_one_that_follows(place: Place) -> None:
+    company = Company(0, (Chain("own", (40, 33)),))
+    following._check(following.KERNELS["ssd"], (place[0], "triton"), company, place[1])
+
+
+def _runs(device: str) -> dict[str, Callable[[Tensor], Tensor]]:
+    """Each kernel on two decode rows, the second of which has no page."""
+    batch = make_batch([Row(3, 1, page=1), Row(4, 1, page=0)], num_decodes=2, device=device)
+    pages = pages_of(batch)
+    for part in pages:
+        part[1] = -1
+    where = (*pages, batch)
+    draw = torch.Generator().manual_seed(0)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.rand(shape, generator=draw).to(device)
+
+    x, A, by_channel, taps = drawn(2, 4, 8), -drawn(4), -drawn(8, 6), drawn(8, 4)
+    vectors = drawn(2, 2, 6)
+    b, c = vectors.unbind(1)
+    return {
+        "conv": lambda s: conv.causal_conv1d(x[:, 0], taps, None, s, *where),
+        "scan": lambda s: scan.selective_scan(
+            x[:, 0], x[:, 1], by_channel, b, c, x[0, 0], s, *where
+        ),
+        "ssd": lambda s: dual.ssd(x, x[..., 0], A, vectors, vectors, A, s, *where, 16),
+        "delta": lambda s: delta.gated_delta_rule(
+            vectors, vectors, x, -x[..., 0], x[..., 1], s, *where
+        ),
+    }
+
+
+SHAPES = {"conv": (3, 8), "scan": (8, 6), "ssd": (4, 8, 6), "delta": (4, 6, 8)}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_decode_row_without_a_page_writes_none(place: Place, name: str) -> None:
+    """As a captured graph has rows that are padding."""
+    state = torch.full((3, *SHAPES[name]), torch.nan, device=place[0])
+    state[1] = 1
+    out = _runs(place[0])[name](state)
+    assert out[0].isfinite().all() and state[1].isfinite().all()
+    assert not state[1].eq(1).all()
+    assert state[[0, 2]].isnan().all()
+
+
+@ON_GPU
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_decode_step_can_be_captured_in_a_graph(place: Place, name: str) -> None:
+    run = _runs(place[0])[name]
+    states = [torch.ones(3, *SHAPES[name], device=place[0]) for _ in range(2)]
+    expected = run(states[0])  # compiles, which no capture may
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = run(states[1])
+    graph.replay()
+    assert torch.equal(out, expected) and torch.equal(*states)
