@@ -20,6 +20,7 @@ from hybridrt.kernels.cpu.vectors import LANES, load, pointer, store, store_some
 
 PIECE = 512  # tokens at most: to join a piece costs what a few tokens do
 HEADS = 16  # query heads at once: of more, threads can share a short sequence
+SHARE = 1_000_000  # products that are worth a thread: 10 us
 
 
 class Sizes(NamedTuple):
@@ -239,7 +240,18 @@ def attend(
     joins = apart_rows[rows]
     apart = np.empty(joins * ((sizes.v + LANES - 1) // LANES * LANES), np.float32)
     tops, totals = np.empty(joins, np.float32), np.empty(joins, np.float32)
-    workers = min(threads, jobs[rows])
+    products = np.int64(0)
+    for row in range(rows):
+        seen = positions[row] + 1 - _first_seen(positions[row], sizes)
+        products += seen * heads * (sizes.k + sizes.more + sizes.v)
+    workers = min(threads, jobs[rows], 1 + products // SHARE)
+    if workers == 1:
+        _work(
+            0, workers, q, k, more, v, table, positions, sizes, scale, softcap, sinks, pieces,
+            jobs, apart_rows, apart, tops, totals, out
+        )  # fmt: skip
+        _join_rows(0, workers, heads, sizes.v, pieces, apart_rows, apart, tops, totals, out)
+        return
     for worker in numba.prange(workers):
         _work(
             np.int64(worker), workers, q, k, more, v, table, positions, sizes, scale, softcap,
