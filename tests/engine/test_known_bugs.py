@@ -136,7 +136,8 @@ def test_bug_18_a_decode_step_asks_the_device_for_nothing(mixer: str, tmp_path: 
     # Tensors without values refuse `item`, `tolist`, `if tensor` and shapes that
     # depend on values: all that makes the host wait for a CUDA device.
     path = save_checkpoint(tmp_path / mixer, layers=[MIXERS[mixer]])
-    llm = two_decodes(path, state_backend="reference", dtype="bfloat16")
+    backends = {"attention_backend": "reference", "state_backend": "reference"}
+    llm = two_decodes(path, dtype="bfloat16", **backends)
     batch = next_batch(llm)
     assert batch.num_decodes == 2
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.inference_mode():

@@ -12,14 +12,14 @@ from typing import NamedTuple, no_type_check
 import numba
 import numpy as np
 
+from hybridrt.kernels.cpu.attend_join import join_rows, write
 from hybridrt.kernels.cpu.attend_tile import NOTHING, TILE, add_values, score, weigh
-from hybridrt.kernels.cpu.fast_exp import fast_exp
 from hybridrt.kernels.cpu.jit import inner
-from hybridrt.kernels.cpu.vector_math import fma, mul, splat
-from hybridrt.kernels.cpu.vectors import LANES, load, pointer, store, store_some
+from hybridrt.kernels.cpu.vectors import LANES, pointer
 
 PIECE = 512  # tokens at most: to join a piece costs what a few tokens do
 HEADS = 16  # query heads at once: of more, threads can share a short sequence
+SHARE = 1_000_000  # products that are worth a thread: 10 us
 
 
 class Sizes(NamedTuple):
@@ -93,36 +93,6 @@ def _plan(positions, rows, heads, jobs_a_piece, sizes):  # pragma: no cover
 
 @inner
 @no_type_check
-def _write(sums, at, factor, out, place, size):  # pragma: no cover
-    whole, factor = size // LANES * LANES, splat(factor)
-    sums, out = pointer(sums), pointer(out)
-    for d in range(0, whole, LANES):
-        store(mul(load(sums, at + d), factor), out, place + d)
-    if whole < size:
-        store_some(mul(load(sums, at + whole), factor), out, place + whole, size - whole)
-
-
-@inner
-@no_type_check
-def _join(apart, tops, totals, at, pieces, step, sums):  # pragma: no cover
-    """A head's result of what its pieces gave, which stand `step` apart."""
-    top = NOTHING
-    for i in range(pieces):
-        top = max(top, tops[at + i * step])
-    total = np.float32(0)
-    for i in range(pieces):
-        total += totals[at + i * step] * fast_exp(tops[at + i * step] - top)
-    sums[:] = 0
-    parts, joined = pointer(apart), pointer(sums)
-    for i in range(pieces):
-        share = splat(fast_exp(tops[at + i * step] - top) / total)
-        part = (at + i * step) * len(sums)
-        for d in range(0, len(sums), LANES):
-            store(fma(share, load(parts, part + d), load(joined, d)), joined, d)
-
-
-@inner
-@no_type_check
 def _attend_piece(
     queries, here, width, k, more, v, k_places, more_places, v_places, count, sizes, softcap,
     scores, tops, totals, kept, sums, v_width
@@ -131,8 +101,10 @@ def _attend_piece(
     line = 64 // k.itemsize  # elements
     q, keys, others, values = pointer(queries), pointer(k), pointer(more), pointer(v)
     weights, kept_parts, all_sums = pointer(scores), pointer(kept), pointer(sums)
-    for t in range(0, count, TILE):
-        tile = min(TILE, count - t)
+    # Keys and values that are apart are read soon after each other, as they lie in memory.
+    step = TILE if sizes.values_are_keys else TILE // 4
+    for t in range(0, count, step):
+        tile = min(step, count - t)
         of_k, of_v = pointer(k_places[t:]), pointer(v_places[t:])
         of_more = pointer(more_places[t:])
         left = count - t
@@ -203,25 +175,11 @@ def _work(
         for g in range(here):
             if pieces[row] == 1:
                 place = (row * heads + head + g) * sizes.v
-                _write(sums, g * v_width, np.float32(1) / totals[g], out, place, sizes.v)
+                write(sums, g * v_width, np.float32(1) / totals[g], out, place, sizes.v)
             else:
                 at = apart_rows[row] + piece * heads + head + g
                 apart_tops[at], apart_totals[at] = tops[g], totals[g]
-                _write(sums, g * v_width, np.float32(1), apart, at * v_width, v_width)
-
-
-@inner
-@no_type_check
-def _join_rows(
-    worker, workers, heads, size, pieces, apart_rows, apart, tops, totals, out
-):  # fmt: skip  # pragma: no cover
-    """The heads whose turn it is of every row in pieces."""
-    joined = np.empty((size + LANES - 1) // LANES * LANES, np.float32)
-    for row in range(len(pieces)):
-        for head in range(worker, heads if pieces[row] > 1 else 0, workers):
-            at = apart_rows[row] + head
-            _join(apart, tops, totals, at, pieces[row], heads, joined)
-            _write(joined, 0, np.float32(1), out, (row * heads + head) * size, size)
+                write(sums, g * v_width, np.float32(1), apart, at * v_width, v_width)
 
 
 @numba.njit(parallel=True, cache=True)
@@ -239,7 +197,18 @@ def attend(
     joins = apart_rows[rows]
     apart = np.empty(joins * ((sizes.v + LANES - 1) // LANES * LANES), np.float32)
     tops, totals = np.empty(joins, np.float32), np.empty(joins, np.float32)
-    workers = min(threads, jobs[rows])
+    products = np.int64(0)
+    for row in range(rows):
+        seen = positions[row] + 1 - _first_seen(positions[row], sizes)
+        products += seen * heads * (sizes.k + sizes.more + sizes.v)
+    workers = min(threads, jobs[rows], 1 + products // SHARE)
+    if workers == 1:
+        _work(
+            0, workers, q, k, more, v, table, positions, sizes, scale, softcap, sinks, pieces,
+            jobs, apart_rows, apart, tops, totals, out
+        )  # fmt: skip
+        join_rows(0, workers, heads, sizes.v, pieces, apart_rows, apart, tops, totals, out)
+        return
     for worker in numba.prange(workers):
         _work(
             np.int64(worker), workers, q, k, more, v, table, positions, sizes, scale, softcap,
@@ -247,7 +216,7 @@ def attend(
         )  # fmt: skip
     if joins > 0:
         for worker in numba.prange(workers):
-            _join_rows(
+            join_rows(
                 np.int64(worker), workers, heads, sizes.v, pieces, apart_rows, apart, tops,
                 totals, out
             )  # fmt: skip

@@ -11,7 +11,7 @@ import numpy as np
 
 from hybridrt.kernels.cpu.fast_exp import fast_exp
 from hybridrt.kernels.cpu.fours import FOUR, fma4, load4, mul4, store4, zeros4
-from hybridrt.kernels.cpu.jit import inline, inner, inner_fast
+from hybridrt.kernels.cpu.jit import inline, inner, inner_sums
 from hybridrt.kernels.cpu.vector_math import (
     add,
     exp,
@@ -26,7 +26,7 @@ from hybridrt.kernels.cpu.vector_math import (
 )
 from hybridrt.kernels.cpu.vectors import LANES, load, load_some, prefetch, store
 
-TILE = 64  # tokens: their scores and, of usual sizes, their keys stay in an L1 cache
+TILE = 64  # tokens at most: their scores and keys stay in the nearest caches
 AHEAD = 16  # tokens, from beginning to read one to using it
 NOTHING = np.float32(-1e30)  # below every score; exp gives about 1e-38
 
@@ -127,7 +127,7 @@ def score(
             g += 1
 
 
-@inner_fast
+@inner_sums
 @no_type_check
 def weigh(scores, heads, count, softcap, tops, totals, kept):  # pragma: no cover
     """Turns scores into weights, and says what part is kept of the sums before."""

@@ -60,6 +60,7 @@ def gated_delta_rule(
     return y
 
 
+SMALL = 200_000  # numbers of states that are changed: 10 us, not worth a second thread
 FEW = 2  # tokens, for which a state isn't worth a copy
 SEGMENT = 128  # tokens, of which all heads' inputs stay in a cache of all cores
 AHEAD = 8  # tokens, from beginning to read one to using it
@@ -209,6 +210,12 @@ def _scan(
     q, k, v, v_stride, decay, beta, v_dim, cu_seqlens, has_initial, follows, sources, targets, h, y,
     threads
 ):  # fmt: skip  # pragma: no cover
+    if beta.size * k.shape[2] * v_dim < SMALL:
+        _work(
+            0, 1, q, k, v, v_stride, decay, beta, v_dim, cu_seqlens, has_initial, follows,
+            sources, targets, h, y
+        )  # fmt: skip
+        return
     for worker in numba.prange(threads):
         _work(
             np.int64(worker), threads, q, k, v, v_stride, decay, beta, v_dim, cu_seqlens,

@@ -31,7 +31,7 @@ _WITHIN: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 inner: Decorator = numba.njit(**_WITHIN)
 """Compiles what only compiled functions call: nothing is made for calls from Python."""
 
-inner_fast: Decorator = numba.njit(**_WITHIN, fastmath={"contract", "nsz"})
+inner_sums: Decorator = numba.njit(**_WITHIN, fastmath={"contract", "nsz"})
 """The same, free to multiply and add in one step; sums stay in the order they are written in."""
 
 inline: Decorator = numba.njit(**_WITHIN, forceinline=True)

@@ -18,6 +18,7 @@ from hybridrt.kernels.cpu.jit import inner
 from hybridrt.kernels.cpu.vectors import LANES, load, pointer, store, store_some
 
 ROWS = 16  # at once: their sums stay in the nearest caches
+SMALL = 500_000  # products: 10 us, not worth a second thread
 
 
 def absorb(
@@ -31,7 +32,7 @@ def absorb(
     out = torch.empty(rows, heads, rank + q_pe.shape[2])
     out[:, :, rank:] = q_pe
     q, w = q_nope.float().contiguous().numpy(), flat_bits(w_uk)
-    threads = numba.get_num_threads()
+    threads = numba.get_num_threads() if q.size * rank > SMALL else 1
     _absorb(q, w, w_uk.stride(0), w_uk.stride(1), rank, out.numpy(), threads)  # pyright: ignore[reportCallIssue]
     return out
 
@@ -42,8 +43,8 @@ def expand_values(
     out: Float[Tensor, "rows heads v_dim"],
 ) -> None:
     """Each head's value, of a latent that it attended to. `out` has no gaps."""
-    w, threads = flat_bits(w_uv), numba.get_num_threads()
-    values = flat_bits(out)
+    w, values = flat_bits(w_uv), flat_bits(out)
+    threads = numba.get_num_threads() if out.numel() * latent.shape[2] > SMALL else 1
     _expand(latent.numpy(), w, w_uv.stride(0), w_uv.stride(1), out.shape[2], values, threads)  # pyright: ignore[reportCallIssue]
 
 
@@ -70,16 +71,27 @@ def _absorb_some(q, w, head, begin, row_stride, rank, out, row, count):  # pragm
             out[row + g, head, c] = sums[g * width + c]
 
 
+@inner
+@no_type_check
+def _absorb_heads(
+    worker, workers, q, w, head_stride, row_stride, rank, out
+):  # fmt: skip  # pragma: no cover
+    """The heads whose turn it is."""
+    rows, heads = q.shape[:2]
+    for head in range(worker, heads, workers):
+        for row in range(0, rows, ROWS):
+            count, begin = min(ROWS, rows - row), head * head_stride
+            _absorb_some(q, w, head, begin, row_stride, rank, out, row, count)
+
+
 @numba.njit(parallel=True, cache=True)
 @no_type_check
 def _absorb(q, w, head_stride, row_stride, rank, out, threads):  # pragma: no cover
-    rows, heads = q.shape[:2]
-    workers = min(threads, heads)
-    for worker in numba.prange(workers):
-        for head in range(worker, heads, workers):
-            for row in range(0, rows, ROWS):
-                count = min(ROWS, rows - row)
-                _absorb_some(q, w, head, head * head_stride, row_stride, rank, out, row, count)
+    if threads == 1:
+        _absorb_heads(0, 1, q, w, head_stride, row_stride, rank, out)
+        return
+    for worker in numba.prange(threads):
+        _absorb_heads(np.int64(worker), threads, q, w, head_stride, row_stride, rank, out)
 
 
 @inner
@@ -112,15 +124,24 @@ def _expand_some(latent, w, head, begin, row_stride, v_dim, out, row, count):  #
                     store_some(part, into, place + v, size - v)
 
 
+@inner
+@no_type_check
+def _expand_heads(
+    worker, workers, latent, w, head_stride, row_stride, v_dim, out
+):  # fmt: skip  # pragma: no cover
+    """The heads whose turn it is."""
+    rows, heads = latent.shape[:2]
+    for head in range(worker, heads, workers):
+        for row in range(0, rows, ROWS):
+            count, begin = min(ROWS, rows - row), head * head_stride
+            _expand_some(latent, w, head, begin, row_stride, v_dim, out, row, count)
+
+
 @numba.njit(parallel=True, cache=True)
 @no_type_check
 def _expand(latent, w, head_stride, row_stride, v_dim, out, threads):  # pragma: no cover
-    rows, heads = latent.shape[:2]
-    workers = min(threads, heads)
-    for worker in numba.prange(workers):
-        for head in range(worker, heads, workers):
-            for row in range(0, rows, ROWS):
-                count = min(ROWS, rows - row)
-                _expand_some(
-                    latent, w, head, head * head_stride, row_stride, v_dim, out, row, count
-                )
+    if threads == 1:
+        _expand_heads(0, 1, latent, w, head_stride, row_stride, v_dim, out)
+        return
+    for worker in numba.prange(threads):
+        _expand_heads(np.int64(worker), threads, latent, w, head_stride, row_stride, v_dim, out)
