@@ -2,6 +2,9 @@
 
 Divisions are those of the processor: Python's, which raise at zero, keep a loop from being
 vectorised. Of fast mathematics there is all that leaves infinities and NaN what they are.
+
+On disk numba keeps a function that Python calls with all that it calls, and makes it anew when its
+own file changes. After a change of another file, remove the `*.nbi` in `__pycache__`.
 """
 
 from collections.abc import Callable
