@@ -1,7 +1,7 @@
 """The Mamba-1 mixer (arXiv 2312.00752)."""
 
 import torch
-from jaxtyping import Float, Float32
+from jaxtyping import Float
 from pydantic import PositiveInt
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -57,7 +57,6 @@ class Mamba1(CachedLayer):
         self.A_log = nn.Parameter(
             torch.empty(inner, state, dtype=torch.float32), requires_grad=False
         )
-        self._A: Tensor | None = None
         self.D = nn.Parameter(torch.empty(inner, dtype=torch.float32), requires_grad=False)
         self.out_proj = Linear(inner, hidden, config.use_bias)
         if config.inner_norm_eps is not None and config.inner_norm_weights:
@@ -72,15 +71,6 @@ class Mamba1(CachedLayer):
         shape = (cfg.intermediate_size, cfg.state_size)
         ssm_state = State("ssm_state", shape, self.cache_format.state_dtype)
         return CacheSpec("state", (conv_state, ssm_state))
-
-    @property
-    def A(self) -> Float32[Tensor, "channels state_size"]:  # noqa: N802 (the paper's name)
-        """What `A_log` is the logarithm of, below 0."""
-        return -torch.exp(self.A_log) if self._A is None else self._A
-
-    def pack(self) -> None:
-        """Computes once what every step needs of the weights."""
-        self._A = self.A
 
     def _bind(self, *views: Tensor) -> None:
         self.conv_state, self.ssm_state = views
@@ -105,7 +95,7 @@ class Mamba1(CachedLayer):
         y = selective_scan(
             x,
             dt,
-            self.A,
+            -torch.exp(self.A_log),
             B,
             C,
             self.D,

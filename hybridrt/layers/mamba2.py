@@ -81,7 +81,6 @@ class Mamba2(CachedLayer):
             nn.Parameter(torch.empty(config.num_heads, dtype=torch.float32), requires_grad=False)
             for _ in range(3)
         )
-        self._A: Tensor | None = None
         if config.gated_norm:
             self.norm = GatedRMSNorm(
                 self.inner, config.norm_eps, config.n_groups, config.norm_before_gate
@@ -107,15 +106,6 @@ class Mamba2(CachedLayer):
         shape = (cfg.num_heads, cfg.head_dim, cfg.state_size)
         ssm_state = State("ssm_state", shape, self.cache_format.state_dtype)
         return CacheSpec("state", (conv_state, ssm_state))
-
-    @property
-    def A(self) -> Float32[Tensor, " heads"]:  # noqa: N802 (the paper's name)
-        """What `A_log` is the logarithm of, below 0."""
-        return -torch.exp(self.A_log) if self._A is None else self._A
-
-    def pack(self) -> None:
-        """Computes once what every step needs of the weights."""
-        self._A = self.A
 
     def _bind(self, *views: Tensor) -> None:
         self.conv_state, self.ssm_state = views
@@ -146,7 +136,7 @@ class Mamba2(CachedLayer):
         y = ssd(
             x.unflatten(-1, (cfg.num_heads, -1)),
             self._steps(dt),
-            self.A,
+            -torch.exp(self.A_log),
             B.unflatten(-1, (cfg.n_groups, -1)),
             C.unflatten(-1, (cfg.n_groups, -1)),
             self.D,

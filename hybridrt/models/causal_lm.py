@@ -13,8 +13,6 @@ from hybridrt.kernels.quantised_linear import BITS, Quantization
 from hybridrt.layers.attention import shares_cache
 from hybridrt.layers.cached import CachedLayer
 from hybridrt.layers.linear import Linear
-from hybridrt.layers.mamba1 import Mamba1
-from hybridrt.layers.mamba2 import Mamba2
 from hybridrt.layers.moe import Experts
 from hybridrt.layers.norm import RMSNorm
 from hybridrt.layers.rope import Rope
@@ -126,8 +124,6 @@ class CausalLM(nn.Module):
         for module in [*self.modules()]:
             if isinstance(module, Linear | Experts):
                 module.pack(8 if bits and module is self.lm_head else bits)
-            elif isinstance(module, Mamba1 | Mamba2):
-                module.pack()
 
     @property
     def longest_exact(self) -> int | None:
