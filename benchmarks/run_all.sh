@@ -46,6 +46,11 @@ table models python -m benchmarks.models_table --errors
 table cache_dtypes python -m training.evaluate hybridrt/demo --prompts 3000 --seed 1 \
     --state-dtype float32 bfloat16 --kv-cache-dtype auto fp8_e4m3 int8 --chunk 2048 16
 
+# What weights of 8 and 4 bits gain, and cost the demo: prints what quantisation.md has.
+table quantisation python -m training.evaluate hybridrt/demo --prompts 1000 --seed 1 \
+    --dtype bfloat16 --quantization none int8 int4
+table quantisation python benchmarks/quantisation.py
+
 # What the prefix cache finds, beside the ideal, a yardstick and vLLM; the host's time of a step.
 if [ -n "${PEERS:-}" ]; then
     table reuse python benchmarks/reuse.py --peers "$PEERS" \

@@ -119,7 +119,9 @@ def test_nothing_is_forgotten_and_twice_or_none_is_corrected(place: Place, beta:
 COMPANY = Company(2, (Chain(0, (3, 1, 1)), Chain(0, (1,)), Chain("own", (1, 5)), Chain(None, (2,))))
 
 
-@pytest.mark.parametrize("name", following.KERNELS.keys() - {"recent_inputs", "linear_recurrence"})
+@pytest.mark.parametrize(
+    "name", [k for k in following.KERNELS if k not in ("recent_inputs", "linear_recurrence")]
+)
 def test_rows_that_follow_are_steps_of_their_own_bit_for_bit(place: Place, name: str) -> None:
     following._check(following.KERNELS[name], (place[0], "triton"), COMPANY, place[1])
 
