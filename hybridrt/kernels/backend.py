@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 StateBackend = Literal["reference", "numba", "triton", "mamba_ssm"]
@@ -16,14 +16,23 @@ AttentionBackend = Literal["reference", "numba", "triton"]
 """Who computes attention and MLA over pages: plain torch, numba (CPU), triton (CUDA)."""
 
 
-def has_numba(tensor: Tensor) -> bool:
-    """Whether numba kernels can have what lies where this does: in the CPU's memory."""
-    return tensor.is_cpu and not is_compiling() and _installed("numba")
+_REAL = (Tensor, nn.Parameter)
+
+
+def has_numba(*tensors: Tensor) -> bool:
+    """Whether numba kernels can have these: they lie in the CPU's memory, and nobody traces.
+
+    Tensors of other classes may have no memory at all, as those by which shapes are tried.
+    """
+    for tensor in tensors:
+        if type(tensor) not in _REAL or not tensor.is_cpu:
+            return False
+    return not is_compiling() and _installed("numba")
 
 
 def numba_takes(*tensors: Tensor) -> bool:
     """Whether numba kernels of bfloat16 can have all of these."""
-    return all(t.dtype is torch.bfloat16 for t in tensors) and has_numba(tensors[0])
+    return all(t.dtype is torch.bfloat16 for t in tensors) and has_numba(*tensors)
 
 
 @cache
@@ -62,11 +71,11 @@ def choose_state_backend(requested: str, device: torch.device) -> StateBackend:
     if device.type == "cpu" and _installed("numba"):
         usable.append("numba")
     if triton_runs(device):
-        usable.insert(len(usable) * TRITON_UNASKED, "triton")  # the last one is taken unasked
+        usable.append("triton")
     if device.type == "cuda" and _installed("mamba_ssm", "causal_conv1d"):
         usable.append("mamba_ssm")
     if requested == "auto":
-        return usable[-1]
+        return usable[-2 if usable[-1] == "triton" and not TRITON_UNASKED else -1]
     return usable[_index("state_backend", requested, usable, device)]
 
 
@@ -82,9 +91,9 @@ def choose_attention_backend(requested: str, device: torch.device) -> AttentionB
     if device.type == "cpu" and _installed("numba"):
         usable.append("numba")
     if triton_runs(device):
-        usable.insert(len(usable) * TRITON_UNASKED, "triton")
+        usable.append("triton")
     if requested == "auto":
-        return usable[-1]
+        return usable[-2 if usable[-1] == "triton" and not TRITON_UNASKED else -1]
     return usable[_index("attention_backend", requested, usable, device)]
 
 

@@ -25,7 +25,7 @@ def write_pages(
         from hybridrt.kernels.triton import write_pages as on_gpu
 
         return on_gpu.write_pages(values, cache, slots)
-    if has_numba(cache):
+    if has_numba(values, cache, slots):
         from hybridrt.kernels.cpu import write_pages as cpu
 
         if cpu.takes(cache):

@@ -49,7 +49,7 @@ def test_tokens_and_every_byte_of_the_pool_are_the_same(
     # A graph can't take weights in oneDNN's own layout.
     monkeypatch.setattr(linear, "_has_onednn", lambda: False)
     # In a graph norms, rotations and gates are plain torch, which rounds more often than numba.
-    monkeypatch.setattr(backend, "has_numba", lambda tensor: False)
+    monkeypatch.setattr(backend, "has_numba", lambda *tensors: False)
     graphs = Graphs()
     logprobs, pool = _decode(name, graphs)
     expected, expected_pool = _decode(name, None)

@@ -62,7 +62,7 @@ def test_every_geometry_of_pages(
     place: Place, cut: Callable[[int], None], sizes: pages.Sizes
 ) -> None:
     cut(2 if sizes.heads == 4 else 1)
-    pages._check(MIXED, place[1], place[0], sizes)
+    pages._check(MIXED, place[1], (place[0], "triton"), sizes)
 
 
 @bounded(6)
@@ -81,12 +81,12 @@ def test_ragged_batches(
     seed: int,
 ) -> None:
     cut(splits)
-    pages._check(lengths, place[1], place[0], sizes, seed)
+    pages._check(lengths, place[1], (place[0], "triton"), sizes, seed)
 
 
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 def test_extreme_batches(place: Place, lengths: Ragged) -> None:
-    pages._check(lengths, place[1], place[0])
+    pages._check(lengths, place[1], (place[0], "triton"))
 
 
 @SPLITS
@@ -103,15 +103,15 @@ def test_any_number_of_splits(
     place: Place, cut: Callable[[int], None], splits: int, sizes: pages.Sizes
 ) -> None:
     cut(splits)
-    pages._check(Ragged(((200, 1), (1, 1), (64, 1)), 3), place[1], place[0], sizes)
+    pages._check(Ragged(((200, 1), (1, 1), (64, 1)), 3), place[1], (place[0], "triton"), sizes)
 
 
 def test_padding_tokens_get_zeros(place: Place) -> None:
-    pages.test_padding_tokens_get_zeros(place[0])
+    pages.test_padding_tokens_get_zeros((place[0], "triton"))
 
 
 def test_the_zeros_behind_a_page_table_are_not_pages(place: Place) -> None:
-    pages.test_the_zeros_behind_a_page_table_are_not_pages(place[0])
+    pages.test_the_zeros_behind_a_page_table_are_not_pages((place[0], "triton"))
 
 
 def test_a_decode_row_of_no_tokens_is_zeros(place: Place, cut: Callable[[int], None]) -> None:
@@ -188,7 +188,7 @@ def test_every_geometry_of_latents(
 ) -> None:
     cut(3 if form else 1)
     lengths = Ragged(((3, 1), (70, 1), (0, 9), (9, 3), (2, 14), (0, 1)), 2)
-    latents._check(lengths, place[1], place[0], sizes)
+    latents._check(lengths, place[1], (place[0], "triton"), sizes)
 
 
 @bounded(4)
@@ -208,12 +208,12 @@ def test_ragged_batches_of_latents(
     seed: int,
 ) -> None:
     cut(splits)
-    latents._check(lengths, place[1], place[0], sizes, seed)
+    latents._check(lengths, place[1], (place[0], "triton"), sizes, seed)
 
 
 def test_more_latents_than_a_tile_and_more_heads(place: Place, form: bool) -> None:
     sizes = replace(latents.PLAIN, heads=20)
-    latents._check(Ragged(((40, 1), (33, 5)), 1), place[1], place[0], sizes)
+    latents._check(Ragged(((40, 1), (33, 5)), 1), place[1], (place[0], "triton"), sizes)
 
 
 @SPLITS

@@ -84,12 +84,12 @@ def test_ssd_of_odd_sizes(place: Place, sizes: dual.Sizes) -> None:
 def test_delta_rule(place: Place, sizes: delta.Sizes) -> None:
     if place == ("cpu", torch.float16) and sizes.heads > 1:
         sizes = replace(sizes, heads=sizes.heads // sizes.key_heads, key_heads=1)
-    delta._check(FEW, place[1], place[0], sizes)
+    delta._check(FEW, place[1], (place[0], "triton"), sizes)
 
 
 @pytest.mark.parametrize("lengths", LENGTHS[:2], ids=str)
 def test_delta_rule_of_a_token(place: Place, lengths: Ragged) -> None:
-    delta._check(lengths, torch.float32, place[0])
+    delta._check(lengths, torch.float32, (place[0], "triton"))
 
 
 @bounded(4)
@@ -99,21 +99,23 @@ def test_ragged_batches(place: Place, lengths: Ragged, width: int, seed: int) ->
     conv._check(lengths, how, *where, width=width, seed=seed)
     scan._check(lengths, how, where, seed=seed)
     dual._check(lengths, how, where, seed=seed)
-    delta._check(lengths, torch.float32, place[0], TINY, seed)
+    delta._check(lengths, torch.float32, (place[0], "triton"), TINY, seed)
 
 
 TINY = delta.Sizes(heads=1, key_heads=1, key_dim=8, value_dim=4)
 
 
 def test_tokens_that_forget_everything_leave_those_behind_them_exact(place: Place) -> None:
-    delta.test_tokens_that_forget_everything_leave_those_behind_them_exact(place[0], TINY)
+    delta.test_tokens_that_forget_everything_leave_those_behind_them_exact(
+        (place[0], "triton"), TINY
+    )
     dual.test_tokens_that_forget_everything_leave_those_behind_them_exact((place[0], "triton"))
 
 
 @pytest.mark.parametrize("beta", [0.0, 2.0])
 def test_nothing_is_forgotten_and_twice_or_none_is_corrected(place: Place, beta: float) -> None:
     test = delta.test_nothing_is_forgotten_and_all_or_twice_or_none_is_corrected
-    test(place[0], TINY, beta, True)
+    test((place[0], "triton"), TINY, beta, True)
 
 
 COMPANY = Company(2, (Chain(0, (3, 1, 1)), Chain(0, (1,)), Chain("own", (1, 5)), Chain(None, (2,))))
