@@ -28,7 +28,7 @@ from hybridrt.measure.work import between_tokens, to_first_token
 
 KINDS = (None, "int8", "int4")
 PROMPT = CONTEXT = 128
-BATCHES = (1, 4, 8, 32)
+BATCHES = (1, 4, 8)
 STEPS = 12
 
 
@@ -55,7 +55,7 @@ def _open(path: Path, kind: str | None) -> Hybridrt:
         LLM(
             path,
             quantization=kind,
-            cache_memory="256MiB",
+            cache_memory="512MiB",
             max_model_len=512,
             enable_prefix_caching=False,
         )
