@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hybridrt.session import Session
 
 # torch asks once, at the first tensor that it makes: whether Linux may put large ones into pages of
-# 2 MiB. Weights and caches are read 10 % faster there. "0" in the environment stays.
+# 2 MiB, from which weights and caches are read faster. What the environment says stays.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 __version__ = "0.1.0"

@@ -104,6 +104,12 @@ def test_rotate(
         _assert_rounded(rotate(same, table, positions, interleaved, back), exact, scale=8.0)
 
 
+def test_positions_that_are_apart_in_memory() -> None:
+    x, table = _random(3, 2, 8), torch.randn(9, 2, 4)
+    apart = torch.tensor([[8, 0], [1, 0], [4, 0]])[:, 0]
+    assert torch.equal(rotate(x, table, apart), rotate(x, table, apart.clone()))
+
+
 @bounded(40)
 @given(rows=ROWS, size=SIZES, spread=st.sampled_from([1.0, 100.0]), seed=st.integers(0, 99))
 def test_silu_gates(rows: list[int], size: int, spread: float, seed: int) -> None:

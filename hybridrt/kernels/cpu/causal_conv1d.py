@@ -12,8 +12,7 @@ from hybridrt.batch import Rows
 from hybridrt.kernels.cpu.bfloat16 import DTYPES, as_element, as_float, elements, of_dtype
 from hybridrt.kernels.cpu.flat import row_starts
 from hybridrt.kernels.cpu.gated import silu as silu_of
-from hybridrt.kernels.cpu.jit import kernel, parallel_kernel
-from hybridrt.kernels.cpu.rms_norm import FEW
+from hybridrt.kernels.cpu.jit import FEW, kernel, parallel_kernel
 from hybridrt.kernels.reference import causal_conv1d as reference
 
 CHANNELS = 256  # a thread's share: what a token needs of it stays in its L1 cache

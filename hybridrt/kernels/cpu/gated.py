@@ -10,8 +10,7 @@ from torch import Tensor
 
 from hybridrt.kernels.cpu.bfloat16 import halves, narrow, widen
 from hybridrt.kernels.cpu.fast_exp import fast_exp
-from hybridrt.kernels.cpu.jit import inlined, kernel, parallel_kernel
-from hybridrt.kernels.cpu.rms_norm import FEW
+from hybridrt.kernels.cpu.jit import FEW, inlined, kernel, parallel_kernel
 
 LARGEST = np.float32(88)  # that `fast_exp` takes
 

@@ -11,8 +11,7 @@ from torch import Tensor
 from hybridrt.kernels.cpu.bfloat16 import halves, narrow, widen
 from hybridrt.kernels.cpu.gated import sigmoid
 from hybridrt.kernels.cpu.gated import silu as silu_of
-from hybridrt.kernels.cpu.jit import kernel, parallel_kernel
-from hybridrt.kernels.cpu.rms_norm import FEW
+from hybridrt.kernels.cpu.jit import FEW, kernel, parallel_kernel
 
 
 def gated_rms_norm(

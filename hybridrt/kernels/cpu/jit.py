@@ -18,6 +18,9 @@ _OPTIONS: dict[str, Any] = {
     "error_model": "numpy",
 }
 
+FEW = 2**15
+"""Elements up to which waking other threads would cost more than they save."""
+
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 kernel: Decorator = partial(numba.njit, **_OPTIONS, cache=True)

@@ -9,9 +9,7 @@ from jaxtyping import BFloat16
 from torch import Tensor
 
 from hybridrt.kernels.cpu.bfloat16 import halves, narrow, widen
-from hybridrt.kernels.cpu.jit import kernel, parallel_kernel
-
-FEW = 2**15  # elements, up to which other threads would be woken for less than they cost
+from hybridrt.kernels.cpu.jit import FEW, kernel, parallel_kernel
 
 
 def rms_norm(

@@ -9,8 +9,7 @@ from jaxtyping import BFloat16, Float32, Int64
 from torch import Tensor
 
 from hybridrt.kernels.cpu.bfloat16 import halves, integers, narrow, singles, widen
-from hybridrt.kernels.cpu.jit import kernel, parallel_kernel
-from hybridrt.kernels.cpu.rms_norm import FEW
+from hybridrt.kernels.cpu.jit import FEW, kernel, parallel_kernel
 
 
 def rotate(
@@ -21,8 +20,8 @@ def rotate(
     back: bool,
 ) -> BFloat16[Tensor, "tokens heads head_dim"]:
     """See `hybridrt.kernels.rotate`."""
-    if x.stride(2) != 1:
-        x = x.contiguous()
+    x = x if x.stride(2) == 1 else x.contiguous()
+    positions = positions.contiguous()  # held while its address is in use
     out = torch.empty(x.shape, dtype=x.dtype)
     run = _rotate_few if x.numel() <= FEW else _rotate_many
     run(
@@ -30,7 +29,7 @@ def rotate(
         x.stride(0),
         x.stride(1),
         table.data_ptr(),
-        positions.contiguous().data_ptr(),
+        positions.data_ptr(),
         out.data_ptr(),
         *x.shape,
         table.shape[2],

@@ -20,7 +20,8 @@ def write_pages(
     slots: Int64[Tensor, " tokens"],
 ) -> None:
     """See `hybridrt.kernels.write_pages`."""
-    values, itemsize = values.to(cache.dtype).contiguous(), cache.itemsize
+    values, slots = values.to(cache.dtype).contiguous(), slots.contiguous()
+    itemsize = cache.itemsize
     tokens = values.shape[0]
     rows = cache.shape[2] if cache.dim() == 4 else 1
     _write(
