@@ -1,7 +1,7 @@
 """bfloat16 in numba, which has none: 16 bits that are the upper half of a float32.
 
 Kernels of a few microseconds get addresses instead of arrays, since making an array of a tensor
-would take as long as they do. Inside of a kernel `elements`, `halves` and the like are arrays again.
+would take as long as they do. Inside of a kernel `elements` and the like are arrays again.
 """
 
 from typing import no_type_check
