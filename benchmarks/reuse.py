@@ -10,7 +10,7 @@ DIR is a harness around vLLM's own cache and scheduler; what it measured lies in
     pressure  4 and 8 GiB and more history than fits, beside `yardstick.py`
     host      time of a step with and without the prefix cache: on the same traces, one request
               after the other, and where nothing is shared, with 1 and with 256 requests at a
-              time; they take turns, the best run of each counts
+              time; they take turns, and of each step its least time counts
     filled    time of a step in pools that are full of 1e3 to 1e6 cached pages
 
 It writes reuse.md and .json; rows that were not measured again stay.
@@ -115,12 +115,7 @@ def measure(row: Row, ours: Worker, vllm: Vllm, repeats: int) -> Row:
     if test == "filled":
         answers["hybridrt"] = ours.ask({**job, "repeats": repeats})
     if test == "host":
-        runs: dict[bool, list[Answer]] = {True: [], False: []}
-        for _ in range(repeats):
-            for caching, found in runs.items():
-                found.append(ours.ask({**job, "enable_prefix_caching": caching}))
-        for name, caching in {"hybridrt": True, "without": False}.items():
-            answers[name] = min(runs[caching], key=lambda run: run["cpu_us_per_step"])
+        answers = ours.ask({**job, "what": "host", "repeats": repeats})
     return {name: value for name, value in row.items() if name != "job"} | answers
 
 

@@ -20,7 +20,7 @@ TENTHS = 10
 
 def plan_of(job: Job) -> Answer:
     """Groups, slabs, and what one decoding request holds and needs."""
-    config, path = _config(job), Path(job["geometry"])
+    config, path = config_of(job), Path(job["geometry"])
     make_plan(path, config)  # once to warm up
     start = time.perf_counter()
     cache_plan = make_plan(path, config)
@@ -56,7 +56,7 @@ def _one_request(cache_plan: CachePlan, config: EngineConfig, tokens: int) -> di
 
 def replay_of(job: Job) -> Answer:
     """A trace from a file."""
-    config, requests = _config(job), _read(job["trace"])
+    config, requests = config_of(job), _read(job["trace"])
     run = replay(make_plan(Path(job["geometry"]), config), config, requests, job["concurrency"])
     return summary(run, requests)
 
@@ -75,7 +75,7 @@ def flat_of(job: Job) -> Answer:
 
 
 def _seconds_of_steps(job: Job, memory: str, num_requests: int) -> np.ndarray:
-    config = _config({**job, "cache_memory": memory})
+    config = config_of({**job, "cache_memory": memory})
     cache_plan = make_plan(Path(job["geometry"]), config)
     requests = list(_equal_requests(num_requests))
     return np.array(replay(cache_plan, config, requests, job["concurrency"]).cpu_seconds)
@@ -95,7 +95,8 @@ def _read(path: str) -> list[TraceRequest]:
     return read_trace(Path(path))
 
 
-def _config(job: Job) -> EngineConfig:
+def config_of(job: Job) -> EngineConfig:
+    """The engine's choices that a job names."""
     names = ("cache_memory", "max_num_seqs", "max_num_batched_tokens", "enable_prefix_caching")
     chosen = {name: job[name] for name in names if name in job}
     return EngineConfig(model=job["geometry"], **chosen)

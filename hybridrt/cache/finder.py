@@ -175,10 +175,10 @@ class Finder:
         for node in reversed(walk.path):
             if not node.checkpoints or node.length > walk.cached:
                 continue
-            begin = node.length * TOKEN_BYTES
-            for tail in sorted(node.checkpoints, key=len, reverse=True):
-                checkpoint = node.checkpoints[tail]
-                if checkpoint.position <= limit and data.startswith(tail, begin):
+            begin, most = node.length * TOKEN_BYTES, min(self._page_size - 1, limit - node.length)
+            for end in range(begin + most * TOKEN_BYTES, begin - 1, -TOKEN_BYTES):
+                checkpoint = node.checkpoints.get(data[begin:end])
+                if checkpoint is not None:
                     yield checkpoint
 
     def _best_checkpoint(

@@ -6,7 +6,7 @@ then checkpoints, the least worth first, and with each the pages that served it 
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from hybridrt.cache.finder import Finder, Match
 from hybridrt.cache.page_table import PhysicalId
@@ -360,13 +360,13 @@ class PrefixCache:
         self._consider(node)
         self._forget_root(node)
 
-    def pages_of(self, checkpoint: Checkpoint) -> Iterator[tuple[int, list[PhysicalId]]]:
+    def pages_of(self, checkpoint: Checkpoint) -> list[tuple[int, list[PhysicalId]]]:
         """All pages of a checkpoint, by group."""
-        yield from checkpoint.states.items()
+        pages = [*checkpoint.states.items()]
         if checkpoint.tail:
-            for (g, _), page in zip(self.token_groups, checkpoint.partial, strict=True):
-                if page is not None:
-                    yield g, [page]
+            partial = zip(self.token_groups, checkpoint.partial, strict=True)
+            pages += [(g, [page]) for (g, _), page in partial if page is not None]
+        return pages
 
     def _drop_pages(self, node: Node, count: int) -> None:
         """Drops the last `count` pages of a node, and keeps their tokens in mind for a while."""

@@ -16,6 +16,7 @@ from hybridrt.cache.prefix_tree import (
     Node,
     token_bytes,
 )
+from hybridrt.cache.slabs import OutOfPages
 
 StateCopies = dict[int, list[PhysicalId]]
 """Pages for all parts of a sequence's states, by state group."""
@@ -59,6 +60,7 @@ class Reuse:
         self._groups = pool.plan.groups
         self._states = [g for g, _ in prefix.state_groups]
         self._parts = [(g, group.parts) for g, group in prefix.state_groups]
+        self._parts_of_group = [g.parts if g.page_size is None else 0 for g in self._groups]
         self.has_states = bool(self._states)
         self._in_flight: set[Missing] = set()
         self.num_twins = 0
@@ -227,7 +229,7 @@ class Reuse:
         if not self._states:
             return
         states = {g: list(tables[g].physical_ids) for g in self._states}
-        (node,) = self._nodes_before(place.node, [num_tokens])
+        node = self.prefix.node_before(place.node, num_tokens // self.prefix.page_size)
         self._leave(place, node, tables, tokens, num_tokens, states, USEFUL)
         self._supersede(place, num_tokens)
 
@@ -279,19 +281,19 @@ class Reuse:
         if most is not None:
             wanted = wanted[: max(0, most - len(place.exports))]
         while wanted:
-            counts = [len(wanted) * g.parts if g.page_size is None else 0 for g in self._groups]
-            if not self._pool.allocator.shortage(counts):
-                break
-            if not only_idle and self._pool.can_allocate(counts):
-                self.prefix.make_room(counts)
-                break
-            wanted.pop()
-        else:
+            counts = [len(wanted) * parts for parts in self._parts_of_group]
+            try:
+                pages = self._pool.allocate(counts)
+            except OutOfPages:
+                if only_idle or not self._pool.can_allocate(counts):
+                    wanted.pop()
+                else:
+                    self.prefix.make_room(counts)
+                continue
+            for index, position in enumerate(wanted):
+                own = {g: pages[g][index * parts : (index + 1) * parts] for g, parts in self._parts}
+                place.exports[position] = Export(own, rank)
             return
-        pages = self._pool.allocate(counts)
-        for index, position in enumerate(wanted):
-            own = {g: pages[g][index * parts : (index + 1) * parts] for g, parts in self._parts}
-            place.exports[position] = Export(own, rank)
 
     def _nodes_before(self, node: Node, positions: Sequence[int]) -> list[Node]:
         """For each of these positions in order, the last node up to there on the way to a node."""
@@ -336,8 +338,8 @@ class Reuse:
 
 def _page_at(table: PageTable, index: int) -> PhysicalId | None:
     """The page of that number in token order, if the sequence still has it."""
-    place = index - table.num_released
-    return table.physical_ids[place] if 0 <= place < len(table) else None
+    place, pages = index - table.num_released, table.physical_ids
+    return pages[place] if 0 <= place < len(pages) else None
 
 
 def _pages_of(table: PageTable, first: int, count: int) -> Column:

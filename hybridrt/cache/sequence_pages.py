@@ -1,7 +1,6 @@
 """The pages of every sequence in the engine: admit, extend, commit, fork, free."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 from hybridrt.cache.finder import Match
@@ -46,6 +45,7 @@ class SequencePages:
         self.prefix = prefix
         self._reuse = None if prefix is None else Reuse(pool, prefix)
         self._groups = pool.plan.groups
+        self._windows = [x for x in enumerate(self._groups) if x[1].window is not None]
         self._entries: dict[str, _Entry] = {}
         self.unsettled: set[str] = set()
         """Sequences that start from another's states at their next step, or have exports."""
@@ -137,6 +137,9 @@ class SequencePages:
     def _admit_behind(
         self, reuse: Reuse, match: Match, salt: str | None, num_tokens: int, stop: int | None
     ) -> _Entry:
+        if not match.position:
+            fresh = self._allocate(self._missing(None, num_tokens, stop))
+            return _Entry(self._tables(fresh), place=reuse.begin(match, salt))
         shared = reuse.retain(match)
         place = reuse.begin(match, salt)
         fresh: list[list[PhysicalId]] = [[] for _ in self._groups]
@@ -148,12 +151,9 @@ class SequencePages:
                 self._pool.release(g, [page for both in pages for page in both])
             reuse.end(place)
             raise
-        if not match.position:
-            return _Entry(self._tables(fresh), place=place)
         tables = self._tables([s + f for s, f in zip(shared, fresh, strict=True)])
-        for group, table in zip(self._groups, tables, strict=True):
-            if group.window is not None and group.page_size is not None:
-                table.num_released = group.first_kept(match.position) // group.page_size
+        for g, group in self._windows:
+            tables[g].num_released = group.first_kept(match.position) // (group.page_size or 1)
         return _Entry(tables, num_committed=match.position, place=place)
 
     def _missing_behind(self, match: Match, num_tokens: int, stop: int | None) -> list[int]:
@@ -170,10 +170,12 @@ class SequencePages:
 
     def _allocate(self, counts: Sequence[int]) -> list[list[PhysicalId]]:
         """Free pages, and where there are too few those that the prefix cache can do without."""
-        with suppress(OutOfPages):
+        try:
             return self._pool.allocate(counts)
-        if self.prefix is not None and self._pool.can_allocate(counts):
-            self.prefix.make_room(counts)
+        except OutOfPages:
+            if self.prefix is None or not self._pool.can_allocate(counts):
+                raise
+        self.prefix.make_room(counts)
         return self._pool.allocate(counts)
 
     def reserve_exports(
@@ -326,10 +328,10 @@ class SequencePages:
         entry = self._entries.pop(sequence)
         self.unsettled.discard(sequence)
         if entry.place is not None and self._reuse is not None:
-            for g, (group, table) in enumerate(zip(self._groups, entry.tables, strict=True)):
-                if group.window is not None:
-                    held = range(table.num_released, table.num_released + len(table))
-                    self._reuse.leave_behind(entry.place, g, held, at_end=True)
+            for g, _ in self._windows:
+                table = entry.tables[g]
+                held = range(table.num_released, table.num_released + len(table))
+                self._reuse.leave_behind(entry.place, g, held, at_end=True)
         for index, table in enumerate(entry.tables):
             self._pool.release(index, table.resize(0))
         if entry.place is not None and self._reuse is not None:
@@ -382,10 +384,9 @@ class SequencePages:
         entry.capacity, entry.next_release = capacity, release
 
     def _release_unseen(self, entry: _Entry) -> None:
-        for g, (group, table) in enumerate(zip(self._groups, entry.tables, strict=True)):
-            if group.window is None or group.page_size is None:
-                continue
-            first = group.first_kept(entry.num_committed) // group.page_size
+        for g, group in self._windows:
+            table = entry.tables[g]
+            first = group.first_kept(entry.num_committed) // (group.page_size or 1)
             if first > table.num_released:
                 if entry.place is not None and self._reuse is not None:
                     self._reuse.leave_behind(entry.place, g, range(table.num_released, first))

@@ -125,7 +125,7 @@ class BatchBuilder:
         else:
             tokens = [t for sequence, i, j in rows for t in sequence.token_ids[i:j]]
         samples = stops == [len(row.sequence.token_ids) for row in rows]
-        cut = cut_rows(rows, self._pages) if self._pages.unsettled else None
+        cut = cut_rows(rows, starts, stops, self._pages) if self._pages.unsettled else None
         batch = ForwardBatch(
             input_ids=self._tensor(np.array(tokens, np.int64)),
             positions=(on_device := self._tensor(positions)),

@@ -50,35 +50,45 @@ class CutRows:
         return np.ascontiguousarray(ids.T)
 
 
-def cut_rows(rows: Rows[Row], pages: SequencePages) -> CutRows:
-    """All rows in pieces."""
-    row_of = [*range(len(rows))]
-    starts, stops = [row.start for row in rows], [row.stop for row in rows]
-    follows: list[int] = []
+def cut_rows(
+    rows: Rows[Row],
+    starts: Int64[np.ndarray, " rows"],
+    stops: Int64[np.ndarray, " rows"],
+    pages: SequencePages,
+) -> CutRows | None:
+    """All rows in pieces. None: each is one piece, from its own state to its own."""
+    num_pieces = np.ones(len(rows), np.int64)
+    cuts: list[int] = []  # positions at which a piece ends and the next begins
     reads: dict[int, StateCopies] = {}
     writes: dict[int, StateCopies] = {}
-    cut = 0  # pieces so far beyond one a row
-    for index, (sequence, start, stop) in enumerate(rows):
-        if sequence.sequence_id not in pages.unsettled:
-            continue
-        piece = index + cut
+    for index in _unsettled(rows, pages):
+        sequence, start, stop = rows[index]
         initial = pages.initial_states(sequence.sequence_id)
         if initial is not None:
-            reads[piece] = initial
-        for position, exported in pages.exports(sequence.sequence_id, start, stop):
+            reads[index + len(cuts)] = initial
+        exports = pages.exports(sequence.sequence_id, start, stop)
+        num_pieces[index] += len(exports)
+        for position, exported in exports:
+            piece = index + len(cuts)
             writes[piece] = reads[piece + 1] = exported
-            row_of.insert(piece, index)
-            stops.insert(piece, position)
-            starts.insert(piece + 1, position)
-            follows.append(piece := piece + 1)
-        cut = piece - index
-    is_following = np.zeros(len(row_of), np.bool_)
-    is_following[follows] = True
-    return CutRows(
-        np.array(row_of, np.int64),
-        np.array(starts, np.int64),
-        np.array(stops, np.int64),
-        is_following,
-        reads,
-        writes,
-    )
+            cuts.append(position)
+    if not reads:
+        return None
+    row = np.arange(len(rows)).repeat(num_pieces)
+    starts, stops = starts[row], stops[row]
+    follows = np.zeros(len(row), np.bool_)
+    ends = np.array([*writes], np.int64)  # the pieces that a cut ends
+    stops[ends] = starts[ends + 1] = cuts
+    follows[ends + 1] = True
+    return CutRows(row, starts, stops, follows, reads, writes)
+
+
+def _unsettled(rows: Rows[Row], pages: SequencePages) -> list[int]:
+    """Rows that may be cut, in order. They were admitted lately, so they are the last as a rule."""
+    found: list[int] = []
+    for index in range(len(rows) - 1, -1, -1):
+        if len(found) == len(pages.unsettled):
+            break
+        if rows[index].sequence.sequence_id in pages.unsettled:
+            found.append(index)
+    return found[::-1]

@@ -30,6 +30,15 @@ class Counts:
         self.cached_tokens += sequence.num_cached_tokens
         self.notes[sequence.cache_note or "disabled"] += 1
 
+    def since(self, earlier: "Counts") -> "Counts":
+        """What was counted behind `earlier`."""
+        return Counts(
+            self.sequences - earlier.sequences,
+            self.prompt_tokens - earlier.prompt_tokens,
+            self.cached_tokens - earlier.cached_tokens,
+            self.notes - earlier.notes,
+        )
+
     def data(self) -> dict[str, Any]:
         """As plain values. `hit_rate` is the share of the prompts' tokens."""
         return {
@@ -46,12 +55,11 @@ class ReuseStats:
 
     def __init__(self) -> None:
         self.total = Counts()
-        self.interval = Counts()
+        self._last_asked = Counts()
 
     def record(self, sequence: Sequence) -> None:
         """Counts a sequence when it first runs; once in a while says how it goes."""
         self.total.add(sequence)
-        self.interval.add(sequence)
         if self.total.sequences % LOGGED_EVERY == 0:
             data = self.total.data()
             logger.info(
@@ -63,9 +71,9 @@ class ReuseStats:
 
     def take(self) -> dict[str, Any]:
         """Both as plain values. The interval begins anew."""
-        data = {"total": self.total.data(), "interval": self.interval.data()}
-        self.interval = Counts()
-        return data
+        interval = self.total.since(self._last_asked)
+        self._last_asked = self.total.since(Counts())
+        return {"total": self.total.data(), "interval": interval.data()}
 
 
 def pool_data(pool: Pool, prefix: PrefixCache | None) -> dict[str, Any]:
