@@ -1,10 +1,15 @@
 """The matrix product of a linear layer, and the layout of its weight that suits the device."""
 
+import ctypes
+from typing import Any
+
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hybridrt.kernels.backend import has_numba, numba_takes
 from hybridrt.kernels.quantised_linear import (
     QuantisedMatrices,
     QuantisedWeight,
@@ -19,22 +24,80 @@ def pack_weight(weight: Float[Tensor, "outputs inputs"]) -> Float[Tensor, "outpu
     """The weight as `linear` reads it fastest: itself, or a copy in oneDNN's own layout.
 
     On a CPU that multiplies bfloat16, oneDNN would bring the weight into that layout at
-    every call. The results are the same bit for bit. The copy has the same shape, dtype and
-    size, but its elements can't be looked at.
+    every call. oneDNN's results are the same bit for bit. The copy has the same shape, dtype
+    and size, but its elements can't be looked at.
     """
     if weight.device.type != "cpu" or weight.dtype != torch.bfloat16 or not _has_onednn():
         return weight
     return torch.ops.mkldnn._reorder_linear_weight(weight.detach())
 
 
+class BlockedWeight:
+    """A packed weight of which it is known how it lies in memory.
+
+    In blocks of 64 outputs `[inputs / 2, 64, 2]`, filled up with zeros. `address` is that of the
+    first block; `packed` holds the memory.
+    """
+
+    def __init__(self, packed: Float[Tensor, "outputs inputs"]) -> None:
+        self.packed = packed
+        self.outputs, self.inputs = packed.shape
+        self.address: int = torch.ops.mkldnn.data_ptr(packed)
+        self.num_blocks = -(-self.outputs // 64)
+        self.block_bytes: int = torch.ops.mkldnn._nbytes(packed) // self.num_blocks
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("a packed weight can't be copied: it is known by its place in memory")
+
+    def has_blocks_of(self, weight: Float[Tensor, "outputs inputs"]) -> bool:
+        """Whether the first block and the last one hold what they should of the plain weight."""
+        pairs = self.block_bytes // (2 * 2 * 64)
+        if 2 * pairs < self.inputs or 2 * 2 * 64 * pairs != self.block_bytes:
+            return False
+        for number in {0, self.num_blocks - 1}:
+            rows = weight[64 * number : 64 * number + 64].view(torch.int16)
+            block = torch.zeros(64, 2 * pairs, dtype=torch.int16)
+            block[: len(rows), : self.inputs] = rows
+            memory = (ctypes.c_int16 * block.numel()).from_address(
+                self.address + number * self.block_bytes
+            )
+            found = torch.from_numpy(np.ctypeslib.as_array(memory)).view(pairs, 64, 2)
+            if not torch.equal(found, block.view(64, pairs, 2).transpose(0, 1)):
+                return False
+        return True
+
+
+def find_blocks(
+    packed: Float[Tensor, "outputs inputs"], weight: Float[Tensor, "outputs inputs"]
+) -> BlockedWeight | None:
+    """What `pack_weight` made of a weight, if a kernel of our own can read it."""
+    if not packed.is_mkldnn or weight.shape[1] % 2 or not has_numba(weight):
+        return None
+    from hybridrt.kernels.cpu.packed_dot import MULTIPLIES_PAIRS
+
+    if not MULTIPLIES_PAIRS or not hasattr(torch.ops.mkldnn, "data_ptr"):
+        return None
+    blocked = BlockedWeight(packed)
+    return blocked if blocked.has_blocks_of(weight) else None
+
+
 def linear(
     x: Float[Tensor, "*batch inputs"],
-    weight: Float[Tensor, "outputs inputs"] | QuantisedWeight,
+    weight: Float[Tensor, "outputs inputs"] | QuantisedWeight | BlockedWeight,
     bias: Float[Tensor, " outputs"] | None,
 ) -> Float[Tensor, "*batch outputs"]:
-    """`x W^T + b`, with a weight that is plain, or that `pack_weight` or `quantise_weight` gave."""
+    """`x W^T + b`, with a weight as it is, or as packing or rounding made it, summed in float32."""
     if isinstance(weight, QuantisedWeight):
         return quantised_linear(x, weight, bias)
+    if isinstance(weight, BlockedWeight):
+        if numba_takes(x):
+            from hybridrt.kernels.cpu import packed_linear as cpu
+
+            if x.numel() <= cpu.MOST_TOKENS * weight.inputs:
+                rows, where = x.reshape(-1, weight.inputs), (weight.address, weight.block_bytes)
+                out = cpu.packed_linear(rows, *where, bias, weight.outputs)
+                return out.view(*x.shape[:-1], weight.outputs)
+        weight = weight.packed
     if weight.is_mkldnn:
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return F.linear(x, weight, bias)

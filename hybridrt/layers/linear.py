@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hybridrt.kernels.linear import linear, pack_weight
+from hybridrt.kernels.linear import BlockedWeight, find_blocks, linear, pack_weight
 from hybridrt.kernels.quantised_linear import (
     Bits,
     QuantisedWeight,
@@ -28,10 +28,11 @@ class Linear(nn.Module):
         self.packs = packs
         self.weight = nn.Parameter(torch.empty(out_features, in_features), requires_grad=False)
         self.quantised: QuantisedWeight | None = None
+        self.blocked: BlockedWeight | None = None
         self.bias = nn.Parameter(torch.empty(out_features), requires_grad=False) if bias else None
 
     def forward(self, x: Float[Tensor, "*batch inputs"]) -> Float[Tensor, "*batch outputs"]:
-        return linear(x, self.quantised or self.weight, self.bias)
+        return linear(x, self.blocked or self.quantised or self.weight, self.bias)
 
     def pack(self, bits: Bits | None = None) -> None:
         """Brings the weight into the device's own layout, or into numbers of so many bits.
@@ -46,6 +47,7 @@ class Linear(nn.Module):
             packed = self.weight.to("meta")  # its shape is left, and no memory
         else:
             packed = pack_weight(self.weight)
+            self.blocked = find_blocks(packed, self.weight)
         if packed is not self.weight:
             self.weight = nn.Parameter(packed, requires_grad=False)
 

@@ -1,0 +1,83 @@
+"""Products of a bfloat16 matrix, as oneDNN packs it, with some vectors, written out for LLVM.
+
+oneDNN's blocks of `OUTPUTS` outputs have pairs of neighbouring inputs side by side:
+`[inputs / 2, OUTPUTS, 2]`. So a register holds such a pair for each of 16 outputs, and one
+instruction (AVX512-BF16) multiplies them with a vector's pair, adds both, and adds to the sums.
+Each sum goes on from input to input, however many vectors there are.
+"""
+
+from collections.abc import Callable
+from typing import Any, no_type_check
+
+from llvmlite import binding, ir
+from numba.core import types
+from numba.core.cgutils import alloca_once_value, for_range
+from numba.extending import intrinsic
+
+from hybridrt.kernels.cpu.vectors import INT32, LANES, all_lanes, call, in_each_lane
+
+MULTIPLIES_PAIRS = bool(binding.get_host_cpu_features().get("avx512bf16"))
+"""Whether the processor has that instruction."""
+
+OUTPUTS = 64
+REGISTERS = OUTPUTS // LANES
+MOST_VECTORS = 6
+"""At once: their sums, a pair of each output and of one vector fill the 32 registers."""
+
+AHEAD = 4096
+"""Bytes, from beginning to read to using."""
+
+_LONG = ir.IntType(64)
+_FLOATS, _PAIRS = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(INT32, LANES)
+
+
+@no_type_check
+def make_packed_dot(count: int) -> Callable[..., Any]:
+    """A function `(block, vectors, vector_bytes, pairs, sums)` for compiled code.
+
+    All are addresses or numbers: of a block, of the first of `count` vectors, `vector_bytes`
+    apart, of so many pairs, and of `float32[count, OUTPUTS]`, which it writes.
+    """
+
+    @intrinsic
+    def dot(typing_context, block, vectors, vector_bytes, pairs, sums):
+        def code(context, builder, signature, args):
+            _write(builder, count, *args)
+            return context.get_dummy_value()
+
+        return types.none(*[types.int64] * 5), code
+
+    return dot
+
+
+@no_type_check
+def _write(b, count, block, vectors, vector_bytes, pairs, sums):
+    def at(address, kind):
+        return b.inttoptr(address, kind.as_pointer())
+
+    zero = all_lanes(0.0)
+    places = [(t, r) for t in range(count) for r in range(REGISTERS)]
+    totals = {place: alloca_once_value(b, zero) for place in places}
+    for total in totals.values():
+        b.store(zero, total)
+    given = [b.add(vectors, b.mul(vector_bytes, _LONG(t))) for t in range(count)]
+    with for_range(b, pairs) as loop:
+        row = b.add(block, b.mul(loop.index, _LONG(4 * OUTPUTS)))
+        line = b.add(row, _LONG(AHEAD))
+        for r in range(REGISTERS):
+            how = [ir.Constant(INT32, number) for number in (0, 3, 1)]  # to read, L1, data
+            to = at(b.add(line, _LONG(4 * LANES * r)), ir.IntType(8))
+            call(b, "llvm.prefetch.p0", ir.VoidType(), [to, *how])
+        weights = [
+            b.load(at(b.add(row, _LONG(4 * LANES * r)), _PAIRS), align=4) for r in range(REGISTERS)
+        ]
+        for t, vector in enumerate(given):
+            pair = b.load(at(b.add(vector, b.mul(loop.index, _LONG(4))), INT32), align=2)
+            pair = in_each_lane(b, pair)
+            for r, weight in enumerate(weights):
+                total = totals[t, r]
+                args = [b.load(total), weight, pair]
+                b.store(call(b, "llvm.x86.avx512bf16.dpbf16ps.512", _FLOATS, args), total)
+    for (t, r), total in totals.items():
+        to = b.add(sums, _LONG(4 * (t * OUTPUTS + r * LANES)))
+        b.store(b.load(total), at(to, _FLOATS), align=4)
