@@ -36,10 +36,13 @@ class BlockedWeight:
     """A packed weight of which it is known how it lies in memory.
 
     In blocks of 64 outputs `[inputs / 2, 64, 2]`, filled up with zeros. `address` is that of the
-    first block; `packed` holds the memory.
+    first block; `packed` holds the memory. `multiply` takes inputs of at most `most` numbers.
     """
 
     def __init__(self, packed: Float[Tensor, "outputs inputs"]) -> None:
+        from hybridrt.kernels.cpu.packed_linear import MOST_TOKENS, packed_linear
+
+        self.multiply, self.most = packed_linear, MOST_TOKENS * packed.shape[1]
         self.packed = packed
         self.outputs, self.inputs = packed.shape
         self.address: int = torch.ops.mkldnn.data_ptr(packed)
@@ -90,13 +93,8 @@ def linear(
     if isinstance(weight, QuantisedWeight):
         return quantised_linear(x, weight, bias)
     if isinstance(weight, BlockedWeight):
-        if numba_takes(x):
-            from hybridrt.kernels.cpu import packed_linear as cpu
-
-            if x.numel() <= cpu.MOST_TOKENS * weight.inputs:
-                rows, where = x.reshape(-1, weight.inputs), (weight.address, weight.block_bytes)
-                out = cpu.packed_linear(rows, *where, bias, weight.outputs)
-                return out.view(*x.shape[:-1], weight.outputs)
+        if x.numel() <= weight.most and numba_takes(x):
+            return weight.multiply(x, weight.address, weight.block_bytes, bias, weight.outputs)
         weight = weight.packed
     if weight.is_mkldnn:
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")

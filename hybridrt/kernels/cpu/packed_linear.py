@@ -20,15 +20,16 @@ SMALL = 2**18  # weights: beyond it another thread is worth waking
 
 
 def packed_linear(
-    x: BFloat16[Tensor, "tokens inputs"],
+    x: BFloat16[Tensor, "*batch inputs"],
     address: int,
     block_bytes: int,
     bias: BFloat16[Tensor, " outputs"] | None,
     outputs: int,
-) -> BFloat16[Tensor, "tokens outputs"]:
+) -> BFloat16[Tensor, "*batch outputs"]:
     """`x W^T + b`, summed in float32, with the weight's blocks at an address."""
-    tokens, inputs = x.shape
-    x, out = x.contiguous(), torch.empty(tokens, outputs, dtype=x.dtype)
+    *batch, inputs = x.shape
+    x, out = x.contiguous(), torch.empty(*batch, outputs, dtype=x.dtype)
+    tokens = x.numel() // inputs
     run = _multiply_small if outputs * inputs <= SMALL else _multiply
     at_bias = 0 if bias is None else bias.data_ptr()
     of_weight = (address, block_bytes, at_bias)

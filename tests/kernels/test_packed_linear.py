@@ -1,0 +1,94 @@
+"""Products with weights in oneDNN's blocks: a few tokens by our own kernel, many by oneDNN."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+
+from hybridrt.kernels.cpu.packed_dot import MULTIPLIES_PAIRS
+from hybridrt.kernels.cpu.packed_linear import MOST_TOKENS
+from hybridrt.kernels.linear import BlockedWeight, find_blocks, pack_weight
+from hybridrt.layers.linear import Linear
+from tests.harness.properties import bounded
+
+has_blocks = pytest.mark.skipif(not MULTIPLIES_PAIRS, reason="the processor has no AVX512-BF16")
+
+
+def make_linear(inputs: int, outputs: int, bias: bool) -> tuple[Linear, Tensor]:
+    """A packed layer, and its weight as it was."""
+    layer = Linear(inputs, outputs, bias).to(torch.bfloat16)
+    torch.manual_seed(inputs + outputs)
+    layer.weight.data.normal_()
+    if layer.bias is not None:
+        layer.bias.data.normal_()
+    weight = layer.weight.data.clone()
+    layer.pack()
+    return layer, weight
+
+
+@bounded(60)
+@given(
+    pairs=st.integers(1, 300),
+    outputs=st.integers(1, 300),
+    tokens=st.integers(0, MOST_TOKENS + 2),
+    bias=st.booleans(),
+)
+def test_is_the_product(pairs: int, outputs: int, tokens: int, bias: bool) -> None:
+    layer, weight = make_linear(2 * pairs, outputs, bias)
+    x = torch.randn(tokens, 2 * pairs).bfloat16()
+    of_bias = None if layer.bias is None else layer.bias.double()
+    expected = F.linear(x.double(), weight.double(), of_bias)
+    # Rounded once at the end, and where a sum is near zero by its parts in float32.
+    torch.testing.assert_close(layer(x).double(), expected, rtol=2**-8, atol=1e-4 * pairs**0.5)
+
+
+@has_blocks
+@bounded(20)
+@given(tokens=st.integers(1, MOST_TOKENS), outputs=st.sampled_from([64, 70, 5000]))
+def test_alone_is_as_beside_others(tokens: int, outputs: int) -> None:
+    layer, _ = make_linear(130, outputs, bias=True)
+    assert layer.blocked is not None
+    x = torch.randn(tokens, 130).bfloat16()
+    alone = torch.cat([layer(row[None]) for row in x])
+    torch.testing.assert_close(layer(x), alone, rtol=0, atol=0)
+
+
+@has_blocks
+def test_takes_any_shape_and_strides() -> None:
+    layer, _ = make_linear(96, 70, bias=False)
+    x = torch.randn(3, 2, 192).bfloat16()[..., ::2]
+    torch.testing.assert_close(layer(x), layer(x.reshape(6, 96)).view(3, 2, 70), rtol=0, atol=0)
+    assert layer(x[0, 0]).shape == (70,)
+
+
+@has_blocks
+def test_nan_and_infinity_stay_in_their_rows() -> None:
+    layer, _ = make_linear(64, 64, bias=False)
+    x = torch.randn(7, 64).bfloat16()
+    clean = layer(x)
+    x[2, 5], x[4, 0] = float("nan"), float("inf")
+    spoilt = layer(x)
+    others = [0, 1, 3, 5, 6]
+    assert torch.equal(spoilt[others], clean[others])
+    assert spoilt[2].isnan().all() and not spoilt[4].isfinite().any()
+
+
+@has_blocks
+def test_a_layout_that_is_not_known_is_left_to_onednn() -> None:
+    weight = torch.randn(128, 64).bfloat16()
+    packed = pack_weight(weight)
+    assert find_blocks(packed, weight) is not None
+    assert find_blocks(packed, weight.flip(0)) is None
+    assert find_blocks(packed, weight[:, :63]) is None
+    assert find_blocks(weight, weight) is None
+
+
+@has_blocks
+def test_is_not_copied() -> None:
+    blocked = BlockedWeight(pack_weight(torch.randn(64, 64).bfloat16()))
+    with pytest.raises(TypeError, match="can't be copied"):
+        copy.deepcopy(blocked)
