@@ -152,11 +152,16 @@ class Finder:
             nexts: Iterable[bytes] = (node.tokens[begin : begin + self._chunk],)
         else:  # where several part here, they part from the prompt at the same token as a rule
             nexts = islice(reversed(node.children), RECENT)
-        longest = 0
+        longest, least = 0, max(1, size // 2)
+        if least > most:
+            return 0
+        begin = data[at : at + least * TOKEN_BYTES]
         for tokens in nexts:
-            least = max(longest + 1, size // 2)
-            while least <= most and data.startswith(tokens[: least * TOKEN_BYTES], at):
+            while tokens.startswith(begin):
                 longest, least = least, least + 1
+                if least > most:
+                    return longest
+                begin = data[at : at + least * TOKEN_BYTES]
         return longest
 
     def positions(self, tokens: Sequence[int], salt: str | None = None) -> list[int]:

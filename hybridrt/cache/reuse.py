@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import NamedTuple, cast
 
 from hybridrt.cache.finder import Match, Missing
 from hybridrt.cache.page_table import PageTable, PhysicalId
 from hybridrt.cache.pool import PageCopy, Pool
 from hybridrt.cache.prefix import PrefixCache
 from hybridrt.cache.prefix_tree import (
+    SUPERSEDED,
     TOKEN_BYTES,
     USEFUL,
     Checkpoint,
@@ -20,6 +21,19 @@ from hybridrt.cache.slabs import OutOfPages
 
 StateCopies = dict[int, list[PhysicalId]]
 """Pages for all parts of a sequence's states, by state group."""
+
+
+class Exports(NamedTuple):
+    """Positions at which a sequence's states are to be left in the cache, the most wanted first.
+
+    For those that are `regular`, and not known to be of use, nothing else is dropped.
+    """
+
+    wanted: Sequence[int] = ()
+    regular: Sequence[int] = ()
+
+
+NO_EXPORTS = Exports()
 
 
 @dataclass(slots=True)
@@ -184,7 +198,8 @@ class Reuse:
     def _publish_states(
         self, place: Place, tables: Sequence[PageTable], tokens: Sequence[int], num_tokens: int
     ) -> None:
-        due = sorted(position for position in place.exports if position <= num_tokens)
+        due = [position for position in place.exports if position <= num_tokens]
+        due.sort()
         for position, node in zip(due, self._nodes_before(place.node, due), strict=True):
             export = place.exports[position]
             if position == num_tokens:  # the step ended here, so it is the sequence's own state
@@ -267,6 +282,40 @@ class Reuse:
                 self._pool.release(g, pages)
         place.exports.clear()
 
+    def pages_for(self, exports: Exports) -> list[int]:
+        """Pages of each group for the states at all these positions, as far as they may be kept."""
+        count, most = len(exports.wanted) + len(exports.regular), self.prefix.most_checkpoints
+        if most is not None and count > most:
+            count = 0
+        return [count * parts for parts in self._parts_of_group]
+
+    def export(
+        self, place: Place, exports: Exports, pages: list[list[PhysicalId]] | None = None
+    ) -> None:
+        """Takes pages for the states at these positions, which next steps leave in the cache.
+
+        As many as there are. With `pages` those of all positions have been allocated.
+        """
+        if pages is not None:
+            self._hold(place, exports.wanted, USEFUL, pages)
+            self._hold(place, exports.regular, SUPERSEDED, pages, len(exports.wanted))
+        elif self.has_states:
+            self.reserve(place, exports.wanted, rank=USEFUL, only_idle=False)
+            self.reserve(place, exports.regular, rank=SUPERSEDED, only_idle=True)
+
+    def _hold(
+        self,
+        place: Place,
+        positions: Sequence[int],
+        rank: int,
+        pages: list[list[PhysicalId]],
+        first: int = 0,
+    ) -> None:
+        """Notes the positions' pages: in each group those of the first one, and so on."""
+        for index, position in enumerate(positions, first):
+            own = {g: pages[g][index * parts : (index + 1) * parts] for g, parts in self._parts}
+            place.exports[position] = Export(own, rank)
+
     def reserve(
         self, place: Place, positions: Sequence[int], *, rank: int, only_idle: bool
     ) -> None:
@@ -290,9 +339,7 @@ class Reuse:
                 else:
                     self.prefix.make_room(counts)
                 continue
-            for index, position in enumerate(wanted):
-                own = {g: pages[g][index * parts : (index + 1) * parts] for g, parts in self._parts}
-                place.exports[position] = Export(own, rank)
+            self._hold(place, wanted, rank, pages)
             return
 
     def _nodes_before(self, node: Node, positions: Sequence[int]) -> list[Node]:

@@ -8,8 +8,7 @@ from hybridrt.cache.page_table import PageTable, PhysicalId
 from hybridrt.cache.plan import UNENDING, GroupPlan
 from hybridrt.cache.pool import PageCopy, Pool
 from hybridrt.cache.prefix import PrefixCache
-from hybridrt.cache.prefix_tree import SUPERSEDED, USEFUL
-from hybridrt.cache.reuse import Place, Reuse, StateCopies
+from hybridrt.cache.reuse import NO_EXPORTS, Exports, Place, Reuse, StateCopies
 from hybridrt.cache.slabs import OutOfPages
 
 
@@ -61,6 +60,11 @@ class SequencePages:
         return iter(self._entries)
 
     @property
+    def keeps_states(self) -> bool:
+        """Whether states are left in a prefix cache."""
+        return self._reuse is not None and self._reuse.has_states
+
+    @property
     def num_replaced(self) -> int:
         """How often a page in a table was replaced by another with the same contents."""
         return 0 if self._reuse is None else self._reuse.num_twins
@@ -103,11 +107,13 @@ class SequencePages:
         stop: int | None = None,
         match: Match | None = None,
         salt: str | None = None,
+        exports: Exports = NO_EXPORTS,
     ) -> None:
         """Gives a new sequence room for `num_tokens`, in window groups for `stop` of them.
 
         `stop` is where the first step ends; None: at the last token. With a match the first
-        tokens are there already, and count as committed.
+        tokens are there already, and count as committed; and next steps leave the states at
+        the positions of `exports` in the cache, as far as there are pages for them.
 
         Raises:
             ValueError: the sequence is there already.
@@ -119,7 +125,7 @@ class SequencePages:
             pages = self._allocate(self._missing(None, num_tokens, stop))
             entry = _Entry(self._tables(pages))
         else:
-            entry = self._admit_behind(self._reuse, match, salt, num_tokens, stop)
+            entry = self._admit_behind(self._reuse, match, salt, num_tokens, stop, exports)
         self._entries[sequence] = entry
         self._measure(entry)
         self._settle(sequence, entry)
@@ -135,16 +141,26 @@ class SequencePages:
             entry.next_event = min(entry.next_release, self._reuse.next_event(place))
 
     def _admit_behind(
-        self, reuse: Reuse, match: Match, salt: str | None, num_tokens: int, stop: int | None
+        self,
+        reuse: Reuse,
+        match: Match,
+        salt: str | None,
+        num_tokens: int,
+        stop: int | None,
+        exports: Exports,
     ) -> _Entry:
+        missing = self._missing_behind(match, num_tokens, stop)
         if not match.position:
-            fresh = self._allocate(self._missing(None, num_tokens, stop))
-            return _Entry(self._tables(fresh), place=reuse.begin(match, salt))
+            fresh, exported = self._allocate_beside(missing, reuse, exports)
+            place = reuse.begin(match, salt)
+            reuse.export(place, exports, exported)
+            return _Entry(self._tables(fresh), place=place)
         shared = reuse.retain(match)
         place = reuse.begin(match, salt)
         fresh: list[list[PhysicalId]] = [[] for _ in self._groups]
         try:
-            fresh = self._allocate(self._missing_behind(match, num_tokens, stop))
+            fresh, exported = self._allocate_beside(missing, reuse, exports)
+            reuse.export(place, exports, exported)
             reuse.take_partial(place, fresh)
         except BaseException:
             for g, pages in enumerate(zip(shared, fresh, strict=True)):
@@ -178,18 +194,27 @@ class SequencePages:
         self.prefix.make_room(counts)
         return self._pool.allocate(counts)
 
-    def reserve_exports(
-        self, sequence: str, wanted: Sequence[int], regular: Sequence[int] = ()
-    ) -> None:
-        """Takes pages for the states at these positions, which next steps leave in the cache.
+    def _allocate_beside(
+        self, counts: Sequence[int], reuse: Reuse, exports: Exports
+    ) -> tuple[list[list[PhysicalId]], list[list[PhysicalId]] | None]:
+        """Pages of a sequence, and of all its exports if both can be had at once; else None."""
+        apart = reuse.pages_for(exports)
+        if not any(apart):
+            return self._allocate(counts), None
+        together = [n + more for n, more in zip(counts, apart, strict=True)]
+        try:
+            # For regular ones nothing is dropped.
+            both = (self._pool.allocate if exports.regular else self._allocate)(together)
+        except OutOfPages:
+            return self._allocate(counts), None
+        fresh = [pages[:n] for pages, n in zip(both, counts, strict=True)]
+        return fresh, [pages[n:] for pages, n in zip(both, counts, strict=True)]
 
-        As many as there are, the first positions first. Those that are `regular` and not
-        known to be of use take only pages that are free.
-        """
+    def reserve_exports(self, sequence: str, exports: Exports) -> None:
+        """Takes pages for more states that next steps leave in the cache; see `admit`."""
         entry = self._entries[sequence]
-        if entry.place is not None and self._reuse is not None and self._reuse.has_states:
-            self._reuse.reserve(entry.place, wanted, rank=USEFUL, only_idle=False)
-            self._reuse.reserve(entry.place, regular, rank=SUPERSEDED, only_idle=True)
+        if entry.place is not None and self._reuse is not None:
+            self._reuse.export(entry.place, exports)
             self._settle(sequence, entry)
 
     def forget_exports(self) -> bool:

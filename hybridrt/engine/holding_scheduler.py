@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence as Rows
 
+from hybridrt.cache.reuse import Exports
 from hybridrt.cache.sequence_pages import SequencePages
 from hybridrt.config import EngineConfig
 from hybridrt.engine.held import HeldRun
@@ -47,7 +48,7 @@ class HoldingScheduler(Scheduler):
             self._running[name] = sequence = self._arrived.pop(name)
             end = len(sequence.token_ids) - 1
             if end > sequence.num_computed:
-                self._pages.reserve_exports(name, [end])
+                self._pages.reserve_exports(name, Exports([end]))
         return super().schedule()
 
     def remove(self, sequence: Sequence) -> None:

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from hybridrt.cache.finder import Match
+from hybridrt.cache.reuse import NO_EXPORTS, Exports
 from hybridrt.cache.sequence_pages import SequencePages
 from hybridrt.cache.slabs import OutOfPages
 from hybridrt.config import EngineConfig
@@ -274,14 +275,13 @@ class Scheduler:
     def _admit_behind(self, match: Match | None, sequence: Sequence, budget: int) -> Row | None:
         sequence.num_computed = 0 if match is None else match.position
         row, num_tokens = self._next_row(sequence, budget), len(sequence.token_ids)
-        salt = self._salt(sequence)
+        salt, exports = self._salt(sequence), self._exports(sequence, match)
         for part in [row] if self._running else _parts(row):
             try:
-                self._pages.admit(sequence.sequence_id, num_tokens, part.stop, match, salt)
+                name = sequence.sequence_id
+                self._pages.admit(name, num_tokens, part.stop, match, salt, exports)
             except OutOfPages:
                 continue
-            if match is not None:
-                self._plan_exports(sequence, match)
             if sequence.cache_note is None:
                 sequence.note_cached(match)
                 self.stats.record(sequence)
@@ -298,12 +298,14 @@ class Scheduler:
         num_tokens = len(sequence.token_ids)
         return tree_name(sequence.request.cache_salt, num_tokens, self._rope_switch_length)
 
-    def _plan_exports(self, sequence: Sequence, match: Match) -> None:
+    def _exports(self, sequence: Sequence, match: Match | None) -> Exports:
         """Where this sequence's states are to be kept while they are computed.
 
         At the last token but one, since the last is always computed; where its tokens part
         from those that were seen before; and while there are free pages at regular places.
         """
+        if match is None or not self._pages.keeps_states:
+            return NO_EXPORTS
         start, end = match.position, len(sequence.token_ids) - 1
         interval = self._config.checkpoint_interval
         step = interval or max(REGULAR, -(-end // (REGULAR * MOST_REGULAR)) * REGULAR)
@@ -313,7 +315,7 @@ class Scheduler:
             wanted.append(match.matched)
         if interval is not None:
             wanted, regular = [*wanted, *regular], []
-        self._pages.reserve_exports(sequence.sequence_id, wanted, regular)
+        return Exports(wanted, regular)
 
     def _next_row(self, sequence: Sequence, budget: int) -> Row:
         start, stop = sequence.num_computed, len(sequence.token_ids)
