@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hybridrt.kernels.linear import pack_weight
-from hybridrt.kernels.moe import moe_experts
+from hybridrt.kernels.moe import moe_experts, reads_stacked
 from hybridrt.kernels.quantised_linear import (
     Bits,
     QuantisedMatrices,
@@ -129,7 +129,12 @@ class Experts(nn.Module):
         self.down_proj = nn.Parameter(torch.empty(experts, hidden, inner), requires_grad=False)
 
     def pack(self, bits: Bits | None = None) -> None:
-        """Brings every matrix into the device's own layout, or into numbers of so many bits."""
+        """Brings every matrix into the device's own layout, or into numbers of so many bits.
+
+        Matrices that a kernel reads stacked stay as they are.
+        """
+        if bits is None and reads_stacked(*(p for p in self.parameters() if p.dim() == 3)):
+            return
         for name, stacked in [*self.named_parameters()]:
             if stacked.dim() != 3:  # a bias
                 continue
