@@ -7,7 +7,7 @@ import numpy as np
 
 from hybridrt.kernels.cpu.bfloat16 import narrow
 from hybridrt.kernels.cpu.gated import sigmoid
-from hybridrt.kernels.cpu.jit import inner
+from hybridrt.kernels.cpu.jit import inlined, kernel
 from hybridrt.kernels.reference.gates import Gating
 
 SIGMOID, ERF, BENT, SQUARED_RELU = range(4)
@@ -45,14 +45,14 @@ def make_gate(gating: Gating, alpha: float, limit: float) -> Gate:
     return gates[gating]
 
 
-@inner
+@inlined
 @no_type_check
 def _bend(x, cap):  # pragma: no cover  (compiled, as all below)
     """`cap * tanh(x / cap)`."""
     return cap * np.float32(np.tanh(x / cap))
 
 
-@inner
+@kernel
 @no_type_check
 def apply_gate(how, gate, up, size, out):  # pragma: no cover
     """Writes `size` values to `out`, in bfloat16."""
