@@ -5,7 +5,7 @@ from math import inf
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from hybridrt.kernels.backend import prefers_triton
+from hybridrt.kernels.backend import numba_takes, prefers_triton
 from hybridrt.kernels.linear import PackedMatrices
 from hybridrt.kernels.op import like_first, torch_op
 from hybridrt.kernels.reference import moe as reference
@@ -37,6 +37,12 @@ def moe_experts(
     return stacked_moe_experts(x, gate_up, down, *rest)
 
 
+def reads_stacked(*matrices: Float[Tensor, "experts outputs inputs"]) -> bool:
+    """Whether a kernel of numba takes them as they are: then packing them would gain nothing."""
+    fitting = all(part.shape[-1] % 32 == 0 and part.is_contiguous() for part in matrices)
+    return fitting and numba_takes(*matrices)
+
+
 @torch_op(like_first)
 def stacked_moe_experts(
     x: Float[Tensor, "tokens hidden"],
@@ -52,6 +58,10 @@ def stacked_moe_experts(
 ) -> Float[Tensor, "tokens hidden"]:
     """`moe_experts` with matrices that aren't packed: what a compiler can take."""
     args = (x, gate_up, down, expert_ids, weights, gate_up_bias, down_bias, gating, alpha, limit)
+    if numba_takes(x) and reads_stacked(gate_up, down):
+        from hybridrt.kernels.cpu import expert_gates, moe
+
+        return moe.run_experts(*args[:7], expert_gates.make_gate(gating, alpha, limit))
     if prefers_triton(x.device) and not reference.can_group(x, gate_up, down):
         from hybridrt.kernels.triton import moe as on_gpu
 

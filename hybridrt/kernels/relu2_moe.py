@@ -3,7 +3,9 @@
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from hybridrt.kernels.backend import numba_takes
 from hybridrt.kernels.linear import PackedMatrices
+from hybridrt.kernels.moe import reads_stacked
 from hybridrt.kernels.op import like_first, torch_op
 from hybridrt.kernels.reference import relu2_moe as reference
 
@@ -33,4 +35,9 @@ def stacked_relu2_experts(
     weights: Float[Tensor, "tokens top_k"],
 ) -> Float[Tensor, "tokens hidden"]:
     """`relu2_experts` with matrices that aren't packed: what a compiler can take."""
+    if numba_takes(x) and reads_stacked(up, down):
+        from hybridrt.kernels.cpu import expert_gates, moe
+
+        gate = expert_gates.Gate(expert_gates.SQUARED_RELU)
+        return moe.run_experts(x, up, down, expert_ids, weights, None, None, gate)
     return reference.relu2_experts(x, up, down, expert_ids, weights)

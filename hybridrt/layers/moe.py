@@ -7,16 +7,17 @@ import torch
 from jaxtyping import Float
 from pydantic import PositiveInt, model_validator
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from hybridrt.kernels.linear import pack_weight
-from hybridrt.kernels.moe import moe_experts
+from hybridrt.kernels.moe import moe_experts, reads_stacked
 from hybridrt.kernels.quantised_linear import (
     Bits,
     QuantisedMatrices,
     can_quantise,
     quantise_weight,
 )
+from hybridrt.kernels.reference.route import Routing
+from hybridrt.kernels.route import route
 from hybridrt.layers.linear import Linear
 from hybridrt.layers.mlp import MLP
 from hybridrt.values import Value, check_divides
@@ -76,6 +77,16 @@ class Router(nn.Module):
     def __init__(self, config: MoEConfig) -> None:
         super().__init__()
         self.config = config
+        self.routing = Routing(
+            config.num_experts_per_tok,
+            config.scoring_func,
+            config.norm_topk_prob,
+            config.topk_norm_eps,
+            config.routed_scaling_factor,
+            config.n_group,
+            config.topk_group,
+            config.group_score,
+        )
         shape = (config.num_experts, config.hidden_size)
         dtype = torch.float32 if config.float32_router else None
         self.weight = nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
@@ -86,31 +97,8 @@ class Router(nn.Module):
 
     def forward(self, x: Float[Tensor, "tokens hidden"]) -> tuple[Tensor, Tensor]:
         """Ids of the chosen experts and their weights, `[tokens, num_experts_per_tok]` each."""
-        cfg = self.config
-        logits = F.linear(x.float(), self.weight.float())
-        scores = logits.softmax(-1) if cfg.scoring_func == "softmax" else logits.sigmoid()
-        merit = scores + self.e_score_correction_bias if cfg.correction_bias else scores
-        if cfg.n_group > 1:
-            merit = self._within_best_groups(merit)
-        ids = merit.topk(cfg.num_experts_per_tok, dim=-1).indices
-        weights = scores.gather(-1, ids)
-        if cfg.n_group > 1 and not cfg.correction_bias:
-            # The best groups may have fewer experts than are asked for.
-            weights = weights.masked_fill(merit.gather(-1, ids).isinf(), 0)
-        if cfg.norm_topk_prob:
-            weights = weights / (weights.sum(-1, keepdim=True) + cfg.topk_norm_eps)
-        return ids, weights * cfg.routed_scaling_factor
-
-    def _within_best_groups(
-        self, merit: Float[Tensor, "tokens experts"]
-    ) -> Float[Tensor, "tokens experts"]:
-        """`merit`, with -inf for experts outside their token's best groups."""
-        cfg = self.config
-        grouped = merit.unflatten(-1, (cfg.n_group, -1))
-        best = grouped.topk(1 if cfg.group_score == "max" else 2, dim=-1).values.sum(-1)
-        chosen = best.topk(cfg.topk_group, dim=-1).indices
-        mask = torch.ones_like(best, dtype=torch.bool).scatter_(-1, chosen, False)
-        return grouped.masked_fill(mask[..., None], float("-inf")).flatten(-2)
+        bias = self.e_score_correction_bias if self.config.correction_bias else None
+        return route(x, self.weight, bias, self.routing)
 
 
 class Experts(nn.Module):
@@ -129,7 +117,12 @@ class Experts(nn.Module):
         self.down_proj = nn.Parameter(torch.empty(experts, hidden, inner), requires_grad=False)
 
     def pack(self, bits: Bits | None = None) -> None:
-        """Brings every matrix into the device's own layout, or into numbers of so many bits."""
+        """Brings every matrix into the device's own layout, or into numbers of so many bits.
+
+        Matrices that a kernel reads stacked stay as they are.
+        """
+        if bits is None and reads_stacked(*(p for p in self.parameters() if p.dim() == 3)):
+            return
         for name, stacked in [*self.named_parameters()]:
             if stacked.dim() != 3:  # a bias
                 continue

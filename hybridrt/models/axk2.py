@@ -2,14 +2,12 @@
 
 from typing import Literal
 
-import torch
-from jaxtyping import Float
 from pydantic import PositiveInt, model_validator
-from torch import Tensor, nn
+from torch import nn
 
 from hybridrt.layers.gated_sparse_mla import LatentGatedSparseMLA, LatentIndexer
 from hybridrt.layers.mlp import MLP
-from hybridrt.layers.moe import MoE, Router
+from hybridrt.layers.moe import MoE, MoEConfig, Router
 from hybridrt.layers.norm import SelfGatedRMSNorm
 from hybridrt.layers.rope import Rope
 from hybridrt.models import deepseek_v32
@@ -67,11 +65,9 @@ class Config(deepseek_v32.Config):
 class ZeroFillingRouter(Router):
     """An expert outside the best groups counts as zero, which a negative bias can be below."""
 
-    def _within_best_groups(
-        self, merit: Float[Tensor, "tokens experts"]
-    ) -> Float[Tensor, "tokens experts"]:
-        limited = super()._within_best_groups(merit)
-        return limited.masked_fill(limited == -torch.inf, 0)
+    def __init__(self, config: MoEConfig) -> None:
+        super().__init__(config)
+        self.routing = self.routing._replace(outside=0.0)
 
 
 class Model(SelectingLM):

@@ -9,7 +9,7 @@ from hybridrt.kernels.relu2_moe import relu2_experts
 from hybridrt.layers.moe import MoEConfig
 from hybridrt.layers.relu2 import Relu2Experts, Relu2MLP, Relu2MoE
 from tests.harness.random_weights import randomise
-from tests.harness.tolerance import assert_close
+from tests.harness.tolerance import assert_close, assert_right
 
 SIZES = MoEConfig(
     hidden_size=24,
@@ -44,6 +44,16 @@ def test_experts_are_those_of_plain_loops(num_tokens: int) -> None:
     assert torch.equal(op(x, up, down, ids, weights), given)
     checks = ["test_schema", "test_faketensor"]
     torch.library.opcheck(op, (x, up, down, ids, weights), test_utils=checks)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 17, 80])
+def test_experts_of_bfloat16_are_as_near_as_plain_loops(num_tokens: int) -> None:
+    torch.manual_seed(0)
+    x, weights = torch.randn(num_tokens, 64).bfloat16(), torch.rand(num_tokens, 3)
+    up, down = (torch.randn(s).mul_(s[-1] ** -0.5).bfloat16() for s in ((5, 32, 64), (5, 64, 32)))
+    ids = torch.stack([torch.randperm(5)[:3] for _ in range(num_tokens)])
+    given = relu2_experts(x, up, down, ids, weights)
+    assert_right(given, lambda *parts: _loops(*parts[:3], ids, parts[3]), x, up, down, weights)
 
 
 @pytest.mark.parametrize("latent_size", [None, 7])

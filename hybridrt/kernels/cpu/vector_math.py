@@ -155,18 +155,24 @@ def _folded(builder: Any, a: Any, b: Any, width: int) -> Any:
     return builder.fadd(*parts)
 
 
+def sums_of_four(builder: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+    """The sums of four vectors' lanes, in a vector of four."""
+    ab, cd = _folded(builder, a, b, LANES), _folded(builder, c, d, LANES)
+    sums, width = _folded(builder, ab, cd, LANES // 2), LANES // 4
+    while width > 1:
+        sums = _folded(builder, sums, sums, width)
+        width //= 2
+    return sums
+
+
 @intrinsic
 @no_type_check
 def store_sums(typing_context, a, b, c, d, to, place):
     """Writes the sums of four vectors' lanes from `place` on, one behind the other."""
 
     def code(context, builder, signature, args):
-        a, b, c, d, into, at = args
-        ab, cd = _folded(builder, a, b, LANES), _folded(builder, c, d, LANES)
-        sums, width = _folded(builder, ab, cd, LANES // 2), LANES // 4
-        while width > 1:
-            sums = _folded(builder, sums, sums, width)
-            width //= 2
+        *vectors, into, at = args
+        sums = sums_of_four(builder, *vectors)
         address = builder.bitcast(builder.gep(into, [at]), sums.type.as_pointer())
         builder.store(sums, address, align=4)
         return context.get_dummy_value()

@@ -1,0 +1,122 @@
+"""route in numba: one call where torch needs ten, and the router's weight is read as it is."""
+
+from typing import no_type_check
+
+import numba
+import numpy as np
+import torch
+from jaxtyping import Float, Float32, Int64
+from torch import Tensor
+
+from hybridrt.kernels.cpu.bfloat16 import DTYPES, as_float, elements, integers, of_dtype, singles
+from hybridrt.kernels.cpu.jit import kernel, parallel_kernel
+from hybridrt.kernels.reference.route import Routing
+
+SMALL = 500_000  # products: 20 us, not worth a second thread
+SHARE = 16  # experts
+
+
+def takes(x: Float[Tensor, "tokens hidden"], weight: Float[Tensor, "experts hidden"]) -> bool:
+    """Whether it reads these."""
+    return x.dtype in DTYPES and weight.dtype in DTYPES and weight.is_contiguous()
+
+
+def route(
+    x: Float[Tensor, "tokens hidden"],
+    weight: Float[Tensor, "experts hidden"],
+    correction_bias: Float32[Tensor, " experts"] | None,
+    routing: Routing,
+) -> tuple[Int64[Tensor, "tokens top_k"], Float32[Tensor, "tokens top_k"]]:
+    """See `hybridrt.kernels.route`, without groups."""
+    x = x.contiguous()
+    (tokens, hidden), experts = x.shape, len(weight)
+    logits = torch.empty(tokens, experts)
+    ids = torch.empty(tokens, routing.top_k, dtype=torch.int64)
+    weights = torch.empty(tokens, routing.top_k)
+    run = _logits_few if logits.numel() * hidden <= SMALL else _logits_many
+    run(
+        *(of_dtype(x), x.data_ptr(), of_dtype(weight), weight.data_ptr(), logits.data_ptr()),
+        *(tokens, experts, hidden),
+    )
+    bias = None if correction_bias is None else correction_bias.contiguous()
+    _choose(
+        *(logits.data_ptr(), 0 if bias is None else bias.data_ptr(), tokens, experts),
+        *(routing.scores == "softmax", routing.normed, routing.eps, routing.scale),
+        *(ids.data_ptr(), weights.data_ptr(), routing.top_k),
+    )
+    return ids, weights
+
+
+@kernel
+@no_type_check
+def _logits(
+    x_like, x, like, weight, logits, tokens, experts, hidden, first, last
+):  # fmt: skip  # pragma: no cover  (compiled, as all below)
+    result = singles(logits, tokens * experts)
+    for e in range(first, last):
+        row = elements(weight + like.itemsize * e * hidden, hidden, like)
+        for t in range(tokens):
+            token = elements(x + x_like.itemsize * t * hidden, hidden, x_like)
+            total = np.float32(0)
+            for i in range(hidden):
+                total += as_float(row[i]) * as_float(token[i])
+            result[t * experts + e] = total
+
+
+@kernel
+@no_type_check
+def _logits_few(*args):  # pragma: no cover
+    _logits(*args, 0, args[-2])
+
+
+@parallel_kernel
+@no_type_check
+def _logits_many(*args):  # pragma: no cover
+    experts = args[-2]
+    for share in numba.prange((experts + SHARE - 1) // SHARE):
+        _logits(*args, share * SHARE, min(experts, (share + 1) * SHARE))
+
+
+@kernel
+@no_type_check
+def _score(logits, is_softmax):  # pragma: no cover
+    """Turns a token's logits into scores."""
+    if not is_softmax:
+        for e in range(len(logits)):
+            logits[e] = np.float32(1) / (np.float32(1) + np.exp(-logits[e]))
+        return
+    largest, total = np.max(logits), np.float32(0)
+    for e in range(len(logits)):
+        logits[e] = np.exp(logits[e] - largest)
+        total += logits[e]
+    for e in range(len(logits)):
+        logits[e] /= total
+
+
+@kernel
+@no_type_check
+def _choose(
+    logits, bias, tokens, experts, is_softmax, normed, eps, scale, ids, weights, top_k
+):  # fmt: skip  # pragma: no cover
+    merit = np.empty(experts, np.float32)
+    for t in range(tokens):
+        scores = singles(logits + 4 * t * experts, experts)
+        _score(scores, is_softmax)
+        merit[:] = scores
+        if bias != 0:
+            merit += singles(bias, experts)
+        chosen, weight = (
+            integers(ids + 8 * t * top_k, top_k),
+            singles(weights + 4 * t * top_k, top_k),
+        )
+        total = np.float32(0)
+        for j in range(top_k):
+            chosen[j] = np.argmax(merit)
+            merit[chosen[j]] = -np.inf
+            weight[j] = scores[chosen[j]]
+            total += weight[j]
+        factor = np.float32(scale)
+        if normed:
+            factor /= total + np.float32(eps)
+        for j in range(top_k):
+            weight[j] *= factor
