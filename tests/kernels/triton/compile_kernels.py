@@ -23,7 +23,6 @@ from hybridrt.kernels.triton.gated_delta_rule import gated_delta_rule
 from hybridrt.kernels.triton.mla_attention import mla_attention
 from hybridrt.kernels.triton.moe import moe_experts
 from hybridrt.kernels.triton.paged_attention import paged_attention
-from hybridrt.kernels.triton.rms_norm import add_rms_norm
 from hybridrt.kernels.triton.sample import sample
 from hybridrt.kernels.triton.selective_scan import selective_scan
 from hybridrt.kernels.triton.ssd import ssd
@@ -154,12 +153,6 @@ def _experts(count: int, *rest: Any) -> None:
     moe_experts(x, gate_up, down, ids, weights, *rest)
 
 
-def _norm() -> None:
-    add_rms_norm(of(9, 4096), of(9, 4096), of(4096), 1e-6)
-    add_rms_norm(of(9, 4096), of(9, 4096, dtype=torch.float32), of(4096), 1e-6)
-    add_rms_norm(of(9, 4096), None, of(4096), 1e-6, 1.0)
-
-
 def _sample() -> None:
     for vocab in (32_000, 262_144):
         numbers = torch.ones(3, 9, dtype=torch.float64)
@@ -196,7 +189,6 @@ CASES: dict[str, Callable[[], None]] = {
     "experts, many": lambda: _experts(1000),
     "experts, clamped": lambda: _experts(4, *BIASES, "clamped", 1.7, 7.0),
     "experts, gelu": lambda: _experts(4, None, None, "gelu"),
-    "norm": _norm,
     "sample": _sample,
 }
 
