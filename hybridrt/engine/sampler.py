@@ -37,7 +37,11 @@ class SamplingRow:
 
 def sample(logits: Float[Tensor, "rows vocab"], rows: Rows[SamplingRow]) -> Int64[Tensor, " rows"]:
     """One token per row: the likeliest at temperature 0, else a draw."""
-    logits = _keep_top(_adjust(logits, rows), rows)
+    logits = _adjust(logits, rows)
+    if all(row.params.greedy for row in rows):
+        unused = torch.zeros(len(rows), dtype=torch.float64)
+        return draw(logits, unused, unused, unused)
+    logits = _keep_top(logits, rows)
     temperature, min_p = (
         torch.tensor([getattr(row.params, name) for row in rows], dtype=torch.float64)
         for name in ("temperature", "min_p")
