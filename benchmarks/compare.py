@@ -14,7 +14,7 @@ products, at a bandwidth and a rate that are measured in the same run. Every run
 of its own with as many threads; runs take turns, the first of each is to warm up, and medians
 count. A side that takes longer than `--patience` seconds for one run runs once. Each EXE
 is the Python of an environment that has vLLM for CPUs, or llama-cpp-python. llama.cpp reads the
-weights from a GGUF file, so it is measured only if its logits are ours.
+weights from a GGUF file, so it is measured only if its logits are the model's.
 
 `--out` takes the rows into the table (.md) and the numbers (.json) that are there; rows that were
 not measured again stay, so that parts can be run one after the other.
@@ -48,7 +48,6 @@ TOKENS = {"prefill": (128, 2048), "decode": (128, 4096)}
 BATCHES = (1, 8, 32)
 STEPS = 16
 AGREEING = 100  # tokens behind which logits are compared
-MOST_APART = 0.05
 COMMAND = (
     "python benchmarks/compare.py --vllm EXE --llama-cpp EXE --out benchmarks/results/compare.md"
 )
@@ -103,24 +102,28 @@ def _version(side: Remote) -> tuple[str | None, str | None]:
 
 
 def disagreement(ours: Remote, theirs: Remote) -> Row:
-    """Why a side is left out whose logits aren't ours, to the rounding of bfloat16.
+    """Why a side is left out whose logits aren't those of the model.
 
-    What is compared is the logits less their mean, by the RMS of the difference in parts of
-    that of ours.
+    They may be twice as far from ours in float32 as ours are in the model's dtype. What is
+    compared is the logits less their mean, by the RMS.
     """
     random = Random(0)
     context = [random.randrange(VOCAB) for _ in range(AGREEING)]
     last = [random.randrange(VOCAB) for _ in range(3)]
     try:
-        both = [torch.tensor(side.logits(context, last)) for side in (ours, theirs)]
+        found = [ours.logits(context, last, exact=True)]
+        found += [side.logits(context, last) for side in (ours, theirs)]
     except SideFailedError as error:
         return {error.side: {"error": str(error)}}
-    here, there = (logits - logits.mean(-1, keepdim=True) for logits in both)
-    apart = ((here - there).square().mean() / here.square().mean()).sqrt().item()
-    print(f"logits are {100 * apart:.2f} % apart", file=sys.stderr)
-    if apart <= MOST_APART:
-        return {}
-    return {"llama.cpp": {"error": f"its logits are {100 * apart:.0f} % apart from ours"}}
+    exact, here, there = (_centred(torch.tensor(logits)) for logits in found)
+    errors = [((part - exact).norm() / exact.norm()).item() for part in (here, there)]
+    said = "{:.2%} off, ours {:.2%}".format(*reversed(errors))
+    print(f"logits of llama.cpp: {said}", file=sys.stderr)
+    return {"llama.cpp": {"error": f"its logits are {said}"}} if errors[1] > 2 * errors[0] else {}
+
+
+def _centred(logits: torch.Tensor) -> torch.Tensor:
+    return logits - logits.mean(-1, keepdim=True)
 
 
 def measure_row(row: Row, sides: dict[str, Remote], args: argparse.Namespace) -> Row:

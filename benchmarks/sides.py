@@ -42,9 +42,12 @@ class Remote:
     def complete(self, prompts: Sequence[Prompt], output_tokens: int) -> float:
         return self._ask({"what": "complete", "prompts": prompts, "output_tokens": output_tokens})
 
-    def logits(self, context: Prompt, last: Prompt) -> list[list[float]]:
-        """Behind the context and each token of `last`, up to a number a row."""
-        return self._ask({"what": "logits", "context": context, "last": last})
+    def logits(self, context: Prompt, last: Prompt, exact: bool = False) -> list[list[float]]:
+        """Behind the context and each token of `last`, up to a number a row.
+
+        `exact` is in float32, of hybridrt alone.
+        """
+        return self._ask({"what": "logits", "context": context, "last": last, "exact": exact})
 
     def about(self) -> str:
         """Its version."""

@@ -68,10 +68,11 @@ def answers_of_hybridrt(path: str) -> Answers:
     def logits(job: Job) -> Answer:
         """As log-probabilities, which are the logits less a number a row."""
         size = llm.engine.model.config.vocab_size
+        model = LLM(path, dtype="float32", cache_memory="1GiB") if job["exact"] else llm
         params = SamplingParams(temperature=0, max_tokens=1, logprobs=size)
         prompts = [{"prompt_token_ids": [*job["context"], token]} for token in job["last"]]
         rows: list[list[float]] = []
-        for output in llm.generate(prompts, params):
+        for output in model.generate(prompts, params):
             assert output.outputs[0].logprobs is not None
             (found,) = output.outputs[0].logprobs
             rows.append([found[token].logprob for token in range(size)])
