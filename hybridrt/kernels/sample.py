@@ -23,7 +23,7 @@ def sample(
     Weights are integers, whose sums are the same in any order: a row's token depends on nothing
     but the row, and every backend draws the same one. Their `exp` is that of float64, which may
     differ in the last place, so that a weight of one may be off by 1 from that of another. A
-    token is another one only where `uniform` falls into that, once in 2^40 draws or fewer.
+    token is another one only where `uniform` falls into that: at most `vocab` in 2^40 draws.
     """
     given = (logits, temperature, min_p.log(), uniform)
     if has_numba(logits):
