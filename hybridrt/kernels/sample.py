@@ -23,7 +23,8 @@ def sample(
     Weights are integers, whose sums are the same in any order: a row's token depends on nothing
     but the row, and every backend draws the same one. Their `exp` is that of float64, which may
     differ in the last place, so that a weight of one may be off by 1 from that of another. A
-    token is another one only where `uniform` falls into that: at most `vocab` in 2^40 draws.
+    token is another one only where `uniform` is that near to its border: within `vocab` units, of
+    which there are 2^40 or more in all.
     """
     given = (logits, temperature, min_p.log(), uniform)
     if has_numba(logits):
