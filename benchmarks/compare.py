@@ -1,7 +1,8 @@
-"""hybridrt beside transformers, and vLLM: the same checkpoints, prompts and threads, in turns.
+"""hybridrt beside transformers, vLLM and llama.cpp: same weights, prompts and threads, in turns.
 
     python benchmarks/compare.py [--models llama jamba ...] [--what prefill decode]
-        [--tokens 128 2048 4096] [--batches 1 8 32] [--vllm EXE] [--out FILE.md]
+        [--tokens 128 2048 4096] [--batches 1 8 32] [--vllm EXE]
+        [--llama-cpp EXE] [--out FILE.md]
 
 Of models with random weights in bfloat16, made by transformers (`models.py`):
 
@@ -11,8 +12,9 @@ Of models with random weights in bfloat16, made by transformers (`models.py`):
 beside the floor: what the machine allows, by the bytes that must be read and the operations of
 products, at a bandwidth and a rate that are measured in the same run. Every runtime is a process
 of its own with as many threads; runs take turns, the first of each is to warm up, and medians
-count. A side that takes longer than `--patience` seconds for one run runs once. EXE is the Python
-of an environment that has vLLM for CPUs.
+count. A side that takes longer than `--patience` seconds for one run runs once. Each EXE
+is the Python of an environment that has vLLM for CPUs, or llama-cpp-python. llama.cpp reads the
+weights from a GGUF file, so it is measured only if its logits are the model's.
 
 `--out` takes the rows into the table (.md) and the numbers (.json) that are there; rows that were
 not measured again stay, so that parts can be run one after the other.
@@ -28,6 +30,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
@@ -44,7 +47,10 @@ from hybridrt.measure.work import between_tokens, to_first_token
 TOKENS = {"prefill": (128, 2048), "decode": (128, 4096)}
 BATCHES = (1, 8, 32)
 STEPS = 16
-COMMAND = "python benchmarks/compare.py --vllm EXE --out benchmarks/results/compare.md"
+AGREEING = 100  # tokens behind which logits are compared
+COMMAND = (
+    "python benchmarks/compare.py --vllm EXE --llama-cpp EXE --out benchmarks/results/compare.md"
+)
 
 Row = dict[str, Any]
 
@@ -55,9 +61,11 @@ def measure_model(model: str, args: argparse.Namespace) -> list[Row]:
     limits = _limits()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         checkpoint = make_checkpoint(model, Path(folder))
-        started = start(stack, checkpoint, args.peers, args.vllm, args.threads)
+        started = start(stack, checkpoint, args.peers, args.vllm, args.llama_cpp, args.threads)
         versions = {name: _version(side) for name, side in started.items()}
         refused = {name: {"error": error} for name, (_, error) in versions.items() if error}
+        if "llama.cpp" in started.keys() - refused.keys():
+            refused |= disagreement(started["hybridrt"], started["llama.cpp"])
         sides = {name: side for name, side in started.items() if name not in refused}
         about = {"versions": {name: version for name, (version, _) in versions.items()}}
         for row in asked_rows(model, args):
@@ -91,6 +99,31 @@ def _version(side: Remote) -> tuple[str | None, str | None]:
         return side.about(), None
     except SideFailedError as error:
         return None, str(error)
+
+
+def disagreement(ours: Remote, theirs: Remote) -> Row:
+    """Why a side is left out whose logits aren't those of the model.
+
+    They may be twice as far from ours in float32 as ours are in the model's dtype. What is
+    compared is the logits less their mean, by the RMS.
+    """
+    random = Random(0)
+    context = [random.randrange(VOCAB) for _ in range(AGREEING)]
+    last = [random.randrange(VOCAB) for _ in range(3)]
+    try:
+        found = [ours.logits(context, last, exact=True)]
+        found += [side.logits(context, last) for side in (ours, theirs)]
+    except SideFailedError as error:
+        return {error.side: {"error": str(error)}}
+    exact, here, there = (_centred(torch.tensor(logits)) for logits in found)
+    errors = [((part - exact).norm() / exact.norm()).item() for part in (here, there)]
+    said = "{:.2%} off, ours {:.2%}".format(*reversed(errors))
+    print(f"logits of llama.cpp: {said}", file=sys.stderr)
+    return {"llama.cpp": {"error": f"its logits are {said}"}} if errors[1] > 2 * errors[0] else {}
+
+
+def _centred(logits: torch.Tensor) -> torch.Tensor:
+    return logits - logits.mean(-1, keepdim=True)
 
 
 def measure_row(row: Row, sides: dict[str, Remote], args: argparse.Namespace) -> Row:
@@ -166,6 +199,7 @@ def main() -> None:
     parser.add_argument("--batches", nargs="+", type=int, default=list(BATCHES), choices=BATCHES)
     parser.add_argument("--peers", nargs="*", default=["transformers"], choices=["transformers"])
     parser.add_argument("--vllm", metavar="EXE", help="a Python that has vLLM for CPUs")
+    parser.add_argument("--llama-cpp", metavar="EXE", help="a Python that has llama-cpp-python")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--patience", type=float, default=20, help="seconds")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())

@@ -7,7 +7,7 @@ from versus_tables import markdown
 
 Row = Mapping[str, Any]
 
-PEERS = {"transformers": "transformers", "vllm": "vLLM"}
+PEERS = {"transformers": "transformers", "vllm": "vLLM", "llama.cpp": "llama.cpp"}
 SHORT = {"tokens": (128,), "batch": (1, 8)}
 
 

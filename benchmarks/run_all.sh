@@ -2,11 +2,13 @@
 # Makes every table in benchmarks/results again, one command a table. Takes hours: run it on a
 # machine that does nothing else, in an environment with the extra `test`.
 #
-#     PEERS=DIR PEERS_PYTHON=EXE VLLM_PYTHON=EXE benchmarks/run_all.sh [NAME ...]
+#     PEERS=DIR PEERS_PYTHON=EXE VLLM_PYTHON=EXE LLAMA_CPP_PYTHON=EXE \
+#         benchmarks/run_all.sh [NAME ...]
 #
 # PEERS is the folder of the harness around vLLM's planner, cache and scheduler, PEERS_PYTHON the
-# Python of an environment that has that vLLM, VLLM_PYTHON of one that has vLLM for CPUs; what
-# needs one of them is left out without it. With NAMEs only those tables, such as `compare soak`.
+# Python of an environment that has that vLLM, VLLM_PYTHON of one that has vLLM for CPUs,
+# LLAMA_CPP_PYTHON of one that has llama-cpp-python; what needs one of them is left out without
+# it. With NAMEs only those tables, such as `compare soak`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" HF_HUB_OFFLINE=1
@@ -20,9 +22,9 @@ table() { # NAME COMMAND ...
     fi
 }
 
-# Six models beside transformers and vLLM: prefill and decode, and the floor of the machine.
+# Six models beside transformers, vLLM and llama.cpp: prefill and decode, and the machine's floor.
 table compare python benchmarks/compare.py ${VLLM_PYTHON:+--vllm "$VLLM_PYTHON"} \
-    --out $results/compare.md
+    ${LLAMA_CPP_PYTHON:+--llama-cpp "$LLAMA_CPP_PYTHON"} --out $results/compare.md
 
 # Ratios of small models to plain torch, for benchmarks/regression.py to hold against.
 table regression python benchmarks/regression.py --update

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from gguf_checkpoints import write_gguf
 from workers import Job, Worker
 
 from hybridrt.measure.runtime import Prompt
@@ -41,6 +42,13 @@ class Remote:
     def complete(self, prompts: Sequence[Prompt], output_tokens: int) -> float:
         return self._ask({"what": "complete", "prompts": prompts, "output_tokens": output_tokens})
 
+    def logits(self, context: Prompt, last: Prompt, exact: bool = False) -> list[list[float]]:
+        """Behind the context and each token of `last`, up to a number a row.
+
+        `exact` is in float32, of hybridrt alone.
+        """
+        return self._ask({"what": "logits", "context": context, "last": last, "exact": exact})
+
     def about(self) -> str:
         """Its version."""
         return self._ask({"what": "about"})
@@ -61,7 +69,12 @@ class Remote:
 
 
 def start(
-    stack: ExitStack, checkpoint: Path, peers: Sequence[str], vllm: str | None, threads: int
+    stack: ExitStack,
+    checkpoint: Path,
+    peers: Sequence[str],
+    vllm: str | None,
+    llama_cpp: str | None,
+    threads: int,
 ) -> dict[str, Remote]:
     """hybridrt and its peers with a checkpoint, until the stack is closed."""
     ours = HERE / "worker_speed.py"
@@ -70,6 +83,10 @@ def start(
     }
     if vllm is not None:
         commands["vllm"] = [vllm, str(HERE / "worker_speed_vllm.py"), str(checkpoint)]
+    if llama_cpp is not None:
+        file = write_gguf(checkpoint, checkpoint.with_suffix(".gguf"))
+        worker = str(HERE / "worker_speed_llama_cpp.py")
+        commands["llama.cpp"] = [llama_cpp, worker, str(file)]
     return {
         name: Remote(name, stack.enter_context(Worker(*command, threads=threads)))
         for name, command in commands.items()

@@ -12,7 +12,7 @@ import psutil
 import torch
 from workers import Answer, Job, serve
 
-from hybridrt import LLM, __version__
+from hybridrt import LLM, SamplingParams, __version__
 from hybridrt.measure.floor import Floor
 from hybridrt.measure.runtime import Hybridrt, Prompt, Runtime
 from hybridrt.measure.with_transformers import Transformers, load_transformers
@@ -65,7 +65,20 @@ def answers_of_hybridrt(path: str) -> Answers:
         of = floor.decode if job["of"] == "decode" else floor.prefill
         return {"answer": asdict(of(job["batch"], job["tokens"]))}
 
-    return {**answers_of(Hybridrt(llm), __version__), "work": work}
+    def logits(job: Job) -> Answer:
+        """As log-probabilities, which are the logits less a number a row."""
+        size = llm.engine.model.config.vocab_size
+        model = LLM(path, dtype="float32", cache_memory="1GiB") if job["exact"] else llm
+        params = SamplingParams(temperature=0, max_tokens=1, logprobs=size)
+        prompts = [{"prompt_token_ids": [*job["context"], token]} for token in job["last"]]
+        rows: list[list[float]] = []
+        for output in model.generate(prompts, params):
+            assert output.outputs[0].logprobs is not None
+            (found,) = output.outputs[0].logprobs
+            rows.append([found[token].logprob for token in range(size)])
+        return {"answer": rows}
+
+    return {**answers_of(Hybridrt(llm), __version__), "work": work, "logits": logits}
 
 
 def answers_of_transformers(path: str) -> Answers:

@@ -12,6 +12,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
+
+from hybridrt import LLM, SamplingParams
 
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "benchmarks"
@@ -140,8 +144,79 @@ def test_workers_of_both_runtimes_answer(tmp_path: Path):
         assert prefill["answer"] > 0
         assert len(decode["answer"]) == 2
         assert error["error"].startswith("KeyError")
-    (work,) = ask(path, "hybridrt", [{"what": "work", "of": "decode", "batch": 1, "tokens": 9}])
+    jobs = [
+        {"what": "work", "of": "decode", "batch": 1, "tokens": 9},
+        {"what": "logits", "context": [1, 2, 3], "last": [4, 5], "exact": True},
+    ]
+    work, logits = ask(path, "hybridrt", jobs)
     assert work["answer"]["num_bytes"] > 0
+    assert [len(row) for row in logits["answer"]] == [64, 64]
+
+
+SMALL = {"hidden_size": 32, "intermediate_size": 64, "vocab_size": 64}
+SMALL |= {"num_attention_heads": 2, "num_key_value_heads": 1}
+OF_SMALL = {
+    "llama": {"num_hidden_layers": 2},
+    "deepseek_v2": {
+        **{"num_hidden_layers": 2, "num_key_value_heads": 2, "kv_lora_rank": 32},
+        **{"n_routed_experts": 4, "moe_intermediate_size": 32, "num_experts_per_tok": 2},
+        **{"first_k_dense_replace": 1, "v_head_dim": 16},
+    },
+    "jamba": {"num_hidden_layers": 3},
+    "bamba": {
+        **{"num_hidden_layers": 2, "attn_layer_indices": [1]},
+        **{"mamba_n_heads": 2, "mamba_d_head": 32, "mamba_d_state": 16},
+    },
+    "qwen3_next": {
+        **{"num_hidden_layers": 4, "num_experts": 4, "moe_intermediate_size": 32},
+        **{"shared_expert_intermediate_size": 32, "linear_num_key_heads": 2},
+        **{"linear_num_value_heads": 4, "linear_key_head_dim": 32, "linear_value_head_dim": 32},
+    },
+    "lfm2": {"num_hidden_layers": 3, "full_attn_idxs": [2], "conv_dim": 32, "block_dim": 32},
+}
+
+
+@pytest.mark.parametrize("model", OF_SMALL)
+def test_a_gguf_file_has_every_weight(model: str, tmp_path: Path):
+    """As many numbers as the checkpoint, and where it is read here, the same answers."""
+    reader = pytest.importorskip("gguf").GGUFReader
+    checkpoint = load("models").make_checkpoint(model, tmp_path, **SMALL | OF_SMALL[model])
+    path = load("gguf_checkpoints").write_gguf(checkpoint, tmp_path / "model.gguf")
+    kept = sum(tensor.numel() for tensor in load_file(checkpoint / "model.safetensors").values())
+    assert sum(int(tensor.n_elements) for tensor in reader(path).tensors) == kept
+    if model in ("llama", "jamba", "lfm2"):
+        params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=64)
+        rows = []
+        for source in (checkpoint, path):
+            llm = LLM(str(source), dtype="float32", device="cpu", cache_memory="8MiB")
+            (output,) = llm.generate([*range(3, 23)], params)
+            assert output.prompt_logprobs is not None
+            found = [row for row in output.prompt_logprobs if row]
+            rows.append(torch.tensor([[row[t].logprob for t in range(64)] for row in found]))
+        torch.testing.assert_close(rows[0], rows[1], rtol=0, atol=2e-5)
+
+
+def test_a_model_that_llama_cpp_is_not_known_to_have_is_refused(tmp_path: Path):
+    pytest.importorskip("gguf")
+    (tmp_path / "config.json").write_text('{"model_type": "xlstm"}')
+    with pytest.raises(ValueError, match="model_type='xlstm' should be one of llama, deepseek"):
+        load("gguf_checkpoints").write_gguf(tmp_path, tmp_path / "model.gguf")
+
+
+@pytest.mark.parametrize(("factor", "left_out"), [(0.985, False), (1.5, True)])
+def test_a_side_whose_logits_are_others_is_left_out(factor: float, left_out: bool):
+    compare = load("compare")
+
+    class Side:
+        def __init__(self, factor: float, shift: float) -> None:
+            self.factor, self.shift = factor, shift
+
+        def logits(self, _: Any, last: list[int], exact: bool = False) -> list[list[float]]:
+            factor = 1.0 if exact else self.factor
+            return [[factor * n + self.shift for n in range(9)] for _ in last]
+
+    refused = compare.disagreement(Side(1.01, 0), Side(factor, 7))
+    assert refused.keys() == ({"llama.cpp"} if left_out else set())
 
 
 def ask(path: Path, side: str, jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:

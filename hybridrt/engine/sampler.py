@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
+from hybridrt.kernels.sample import sample as draw
 from hybridrt.request import SamplingParams
 
 _MASK = 2**64 - 1
@@ -37,12 +38,16 @@ class SamplingRow:
 def sample(logits: Float[Tensor, "rows vocab"], rows: Rows[SamplingRow]) -> Int64[Tensor, " rows"]:
     """One token per row: the likeliest at temperature 0, else a draw."""
     logits = _adjust(logits, rows)
-    tokens = logits.argmax(-1)
-    drawn = [i for i, row in enumerate(rows) if not row.params.greedy]
-    if drawn:
-        index = torch.tensor(drawn, device=logits.device)
-        tokens[index] = _draw(logits[index], [rows[i] for i in drawn])
-    return tokens
+    if all(row.params.greedy for row in rows):
+        unused = torch.zeros(len(rows), dtype=torch.float64)
+        return draw(logits, unused, unused, unused)
+    logits = _keep_top(logits, rows)
+    temperature, min_p = (
+        torch.tensor([getattr(row.params, name) for row in rows], dtype=torch.float64)
+        for name in ("temperature", "min_p")
+    )
+    numbers = uniform([row.seed for row in rows], [row.position for row in rows])
+    return draw(logits, temperature, min_p, torch.from_numpy(numbers))
 
 
 def uniform(seeds: Rows[int], positions: Rows[int]) -> Float64[np.ndarray, " rows"]:
@@ -123,50 +128,35 @@ def _column(like: Tensor, values: Rows[float]) -> Float[Tensor, "rows 1"]:
     return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
 
 
-def _draw(logits: Float[Tensor, "rows vocab"], rows: Rows[SamplingRow]) -> Int64[Tensor, " rows"]:
-    """Inverts the cumulative distribution at each row's uniform number."""
-    logits = logits.double()
-    # With the likeliest at 0, no temperature is so low that a logit becomes infinite.
-    logits = logits - logits.amax(-1, keepdim=True)
-    logits = logits / _column(logits, [row.params.temperature for row in rows])
-    logits = _keep_min_p(logits, rows)
-    filtered = [
-        i
-        for i, row in enumerate(rows)
-        if row.params.top_p < 1 or 0 < row.params.top_k < logits.shape[1]
-    ]
-    if filtered:
-        index = torch.tensor(filtered, device=logits.device)
-        logits[index] = _keep_top(logits[index], [rows[i] for i in filtered])
-    cumulative = logits.softmax(-1).cumsum(-1)
-    u = torch.from_numpy(uniform([row.seed for row in rows], [row.position for row in rows]))
-    target = u.to(logits.device)[:, None] * cumulative[:, -1:]
-    # `right`: a token of probability 0 repeats the sum before it and is stepped over.
-    tokens = torch.searchsorted(cumulative, target, right=True)[:, 0]
-    last_possible = (cumulative < cumulative[:, -1:]).sum(-1)
-    return torch.minimum(tokens, last_possible)
-
-
-def _keep_min_p(
-    logits: Float[Tensor, "rows vocab"], rows: Rows[SamplingRow]
-) -> Float[Tensor, "rows vocab"]:
-    if all(row.params.min_p == 0 for row in rows):
-        return logits
-    threshold = _column(logits, [row.params.min_p for row in rows]).log()
-    return logits.masked_fill(logits < logits.amax(-1, keepdim=True) + threshold, -torch.inf)
-
-
 def _keep_top(
     logits: Float[Tensor, "rows vocab"], rows: Rows[SamplingRow]
 ) -> Float[Tensor, "rows vocab"]:
-    """The `top_k` likeliest, and of those the fewest that reach `top_p` together."""
+    """Without all but the `top_k` likeliest, and of those the fewest that reach `top_p` together.
+
+    A copy if any row asks for it. Tokens below `min_p` don't count.
+    """
     vocab = logits.shape[1]
-    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
-    top_k = _column(logits, [row.params.top_k if row.params.top_k > 0 else vocab for row in rows])
+    asked = [i for i, row in enumerate(rows) if _keeps_top(row.params, vocab)]
+    if not asked:
+        return logits
+    index = torch.tensor(asked, device=logits.device)
+    params = [rows[i].params for i in asked]
+    given = logits[index].double()
+    given = (given - given.amax(-1, keepdim=True)) / _column(given, [p.temperature for p in params])
+    least = _column(given, [p.min_p for p in params]).log()
+    given = given.masked_fill(given < least, -torch.inf)
+
+    ordered, order = given.sort(dim=-1, descending=True, stable=True)
+    top_k = _column(given, [p.top_k if p.top_k > 0 else vocab for p in params])
     rank = torch.arange(vocab, device=logits.device)
     ordered = ordered.masked_fill(rank >= top_k, -torch.inf)
     probabilities = ordered.softmax(-1)
     before = probabilities.cumsum(-1) - probabilities
-    top_p = _column(logits, [row.params.top_p for row in rows])
-    ordered = ordered.masked_fill((before >= top_p) & (rank > 0), -torch.inf)
-    return torch.empty_like(logits).scatter_(-1, order, ordered)
+    top_p = _column(given, [p.top_p for p in params])
+    dropped = (rank >= top_k) | ((before >= top_p) & (rank > 0))
+    dropped = torch.empty_like(dropped).scatter_(-1, order, dropped)
+    return logits.index_copy(0, index, logits[index].masked_fill(dropped, -torch.inf))
+
+
+def _keeps_top(params: SamplingParams, vocab: int) -> bool:
+    return not params.greedy and (params.top_p < 1 or 0 < params.top_k < vocab)

@@ -23,7 +23,7 @@ from hybridrt.kernels.triton.gated_delta_rule import gated_delta_rule
 from hybridrt.kernels.triton.mla_attention import mla_attention
 from hybridrt.kernels.triton.moe import moe_experts
 from hybridrt.kernels.triton.paged_attention import paged_attention
-from hybridrt.kernels.triton.rms_norm import add_rms_norm
+from hybridrt.kernels.triton.sample import sample
 from hybridrt.kernels.triton.selective_scan import selective_scan
 from hybridrt.kernels.triton.ssd import ssd
 from hybridrt.kernels.triton.write_pages import write_pages
@@ -34,6 +34,7 @@ TYPES = {
     torch.bfloat16: "bf16",
     torch.float32: "fp32",
     torch.float16: "fp16",
+    torch.float64: "fp64",
     torch.float8_e4m3fn: "fp8e4nv",
     torch.int8: "i8",
     torch.uint8: "u8",
@@ -152,10 +153,10 @@ def _experts(count: int, *rest: Any) -> None:
     moe_experts(x, gate_up, down, ids, weights, *rest)
 
 
-def _norm() -> None:
-    add_rms_norm(of(9, 4096), of(9, 4096), of(4096), 1e-6)
-    add_rms_norm(of(9, 4096), of(9, 4096, dtype=torch.float32), of(4096), 1e-6)
-    add_rms_norm(of(9, 4096), None, of(4096), 1e-6, 1.0)
+def _sample() -> None:
+    for vocab in (32_000, 262_144):
+        numbers = torch.ones(3, 9, dtype=torch.float64)
+        sample(of(9, vocab, dtype=torch.float32), *numbers)
 
 
 BIASES = (of(64, 2816), of(64, 2048))
@@ -188,7 +189,7 @@ CASES: dict[str, Callable[[], None]] = {
     "experts, many": lambda: _experts(1000),
     "experts, clamped": lambda: _experts(4, *BIASES, "clamped", 1.7, 7.0),
     "experts, gelu": lambda: _experts(4, None, None, "gelu"),
-    "norm": _norm,
+    "sample": _sample,
 }
 
 if __name__ == "__main__":

@@ -1,0 +1,146 @@
+"""sample in numba: weights are summed in blocks, and made again in the block of the draw."""
+
+from typing import no_type_check
+
+import numba
+import numpy as np
+import torch
+from jaxtyping import Float, Float64, Int64
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
+from torch import Tensor
+
+from hybridrt.kernels.cpu.jit import FEW, inline, inner, inner_sums, kernel, parallel_kernel
+
+BLOCK = 512
+
+EXPONENT = np.int64(1023 + 40)  # that of 2^40 in a float64
+LOG2_E = np.log2(np.e)
+# Its first digits, so that a product with a whole number is exact, and the rest.
+LN2 = np.float64.fromhex("0x1.62e42fee00000p-1"), np.float64.fromhex("0x1.a39ef35793c76p-33")
+SMALLEST = np.float64(-29.0)  # exp of less is below 2^-41, whose weight is 0
+# exp on [-ln 2 / 2, ln 2 / 2]: its Taylor series, whose next term is below 2^-57.
+POWERS = tuple(np.float64(1 / f) for f in np.cumprod([1.0, *range(1, 14)]))
+
+
+def sample(
+    logits: Float[Tensor, "rows vocab"],
+    temperature: Float64[Tensor, " rows"],
+    least: Float64[Tensor, " rows"],
+    uniform: Float64[Tensor, " rows"],
+) -> Int64[Tensor, " rows"]:
+    """See `hybridrt.kernels.reference.sample`."""
+    logits = logits.float().contiguous()
+    tokens = torch.empty(len(logits), dtype=torch.int64)
+    if logits.numel():
+        run = _few if logits.numel() <= FEW else _many
+        rows = (logits, logits.amax(-1), temperature, least, uniform, tokens)
+        run(*(part.numpy() for part in rows))
+    return tokens
+
+
+@intrinsic
+@no_type_check
+def _float64_of_bits(typing_context, bits):
+    def code(context, builder, signature, args):
+        return builder.bitcast(args[0], ir.DoubleType())
+
+    return types.float64(types.int64), code
+
+
+@inline
+@no_type_check
+def _weight(logit, largest, temperature, least):  # pragma: no cover  (compiled, as all below)
+    """Of a token; see the contract."""
+    x = (np.float64(logit) - largest) / temperature
+    y = max(x, SMALLEST)
+    whole = np.floor(y * LOG2_E + 0.5)
+    f = (y - whole * LN2[0]) - whole * LN2[1]
+    p = POWERS[13]
+    p = p * f + POWERS[12]
+    p = p * f + POWERS[11]
+    p = p * f + POWERS[10]
+    p = p * f + POWERS[9]
+    p = p * f + POWERS[8]
+    p = p * f + POWERS[7]
+    p = p * f + POWERS[6]
+    p = p * f + POWERS[5]
+    p = p * f + POWERS[4]
+    p = p * f + POWERS[3]
+    p = p * f + POWERS[2]
+    p = p * f + POWERS[1]
+    p = p * f + POWERS[0]
+    scaled = p * _float64_of_bits((np.int64(whole) + EXPONENT) << np.int64(52))
+    return np.int64(scaled) if x >= least else np.int64(0)
+
+
+@inner_sums
+@no_type_check
+def _sum(logits, largest, temperature, least):  # pragma: no cover
+    """Of the weights."""
+    total = np.int64(0)
+    for i in range(len(logits)):
+        total += _weight(logits[i], largest, temperature, least)
+    return total
+
+
+@inner
+@no_type_check
+def _drawn(logits, largest, temperature, least, uniform):  # pragma: no cover
+    blocks = -(-len(logits) // BLOCK)
+    sums = np.empty(blocks, np.int64)
+    total = np.int64(0)
+    for b in range(blocks):
+        sums[b] = _sum(logits[b * BLOCK : (b + 1) * BLOCK], largest, temperature, least)
+        total += sums[b]
+    target = min(np.int64(uniform * np.float64(total)), total - 1)
+    block = 0
+    while block < blocks - 1 and target >= sums[block]:
+        target -= sums[block]
+        block += 1
+    for i in range(block * BLOCK, len(logits)):
+        target -= _weight(logits[i], largest, temperature, least)
+        if target < 0:
+            return i
+    return 0
+
+
+@inner
+@no_type_check
+def _likeliest(logits, largest):  # pragma: no cover
+    """The first of the largest, which is looked for in blocks, as those make vector code."""
+    for start in range(0, len(logits), BLOCK):
+        block = logits[start : start + BLOCK]
+        found = 0
+        for i in range(len(block)):
+            found += block[i] == largest
+        if found:
+            for i in range(len(block)):
+                if block[i] == largest:
+                    return start + i
+    return 0
+
+
+@inner
+@no_type_check
+def _sample(row, logits, largest, temperature, least, uniform, tokens):  # pragma: no cover
+    if temperature[row] == 0:
+        tokens[row] = _likeliest(logits[row], largest[row])
+    else:
+        most = np.float64(largest[row])
+        tokens[row] = _drawn(logits[row], most, temperature[row], least[row], uniform[row])
+
+
+@kernel
+@no_type_check
+def _few(logits, largest, temperature, least, uniform, tokens):  # pragma: no cover
+    for row in range(len(logits)):
+        _sample(row, logits, largest, temperature, least, uniform, tokens)
+
+
+@parallel_kernel
+@no_type_check
+def _many(logits, largest, temperature, least, uniform, tokens):  # pragma: no cover
+    for row in numba.prange(len(logits)):
+        _sample(row, logits, largest, temperature, least, uniform, tokens)

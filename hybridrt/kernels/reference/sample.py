@@ -1,0 +1,41 @@
+"""sample in plain torch."""
+
+import torch
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor
+
+ONE = 2.0**40
+"""The weight of the likeliest token: 2^22 of it add up to less than an int64 holds."""
+
+
+def sample(
+    logits: Float[Tensor, "rows vocab"],
+    temperature: Float64[Tensor, " rows"],
+    least: Float64[Tensor, " rows"],
+    uniform: Float64[Tensor, " rows"],
+) -> Int64[Tensor, " rows"]:
+    """See `hybridrt.kernels.sample`; `least` is the logarithm of `min_p`."""
+    tokens = logits.argmax(-1)
+    drawn = temperature.nonzero()[:, 0]
+    if len(drawn):
+        numbers = torch.stack((temperature, least, uniform))[:, drawn].to(logits.device)
+        index = drawn.to(logits.device)
+        tokens[index] = _draw(logits[index].double(), *numbers[..., None])
+    return tokens
+
+
+def _draw(
+    logits: Float64[Tensor, "rows vocab"],
+    temperature: Float64[Tensor, "rows 1"],
+    least: Float64[Tensor, "rows 1"],
+    uniform: Float64[Tensor, "rows 1"],
+) -> Int64[Tensor, " rows"]:
+    # With the likeliest at 0, no temperature is so low that a logit becomes infinite.
+    below = (logits - logits.amax(-1, keepdim=True)) / temperature
+    weights = torch.where(below >= least, below.exp() * ONE, 0.0).long()
+    sums = weights.cumsum(-1)
+    total = sums[:, -1:]
+    # A float64 has fewer digits than a large sum, and may be rounded up.
+    target = torch.minimum((uniform * total.double()).long(), total - 1)
+    # `right`: a token of weight 0 repeats the sum before it and is stepped over.
+    return torch.searchsorted(sums, target, right=True)[:, 0]
