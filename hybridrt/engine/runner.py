@@ -18,6 +18,7 @@ from hybridrt.engine.logprobs import TokenText, token_logprobs
 from hybridrt.engine.sampler import SamplingRow, sample
 from hybridrt.engine.scheduler import Row
 from hybridrt.engine.sequence import Sequence
+from hybridrt.engine.static_decode import StaticDecode
 from hybridrt.models.causal_lm import CausalLM
 from hybridrt.request import TokenLogprobs
 
@@ -45,7 +46,11 @@ class RowResult:
 
 
 class Runner:
-    """Runs rows of tokens through a model whose layers are bound to the pool."""
+    """Runs rows of tokens through a model whose layers are bound to the pool.
+
+    Attributes:
+        static_decode: what runs the batches that it takes; None: there is nothing faster.
+    """
 
     def __init__(
         self,
@@ -55,23 +60,27 @@ class Runner:
         device: torch.device,
         token_text: TokenText,
         eos_token_ids: tuple[int, ...],
+        static_decode: StaticDecode | None = None,
     ) -> None:
         self._model = model
         self.batches = BatchBuilder(pages, groups, device, model.rope_switch_length)
         self._token_text = token_text
         self._eos_token_ids = eos_token_ids
+        self.static_decode = static_decode
 
     @torch.inference_mode()
     def run(self, rows: list[Row]) -> list[RowResult]:
         """One step: every row's tokens go into the cache, and some rows get a next token."""
         batch = self.batches.build(rows)
+        if self.static_decode is not None and self.static_decode.takes(batch):
+            return self._take_logits(rows, self.static_decode.run(batch))
         hidden = self._model(batch)
         results = {i: RowResult() for i in range(len(rows))}
         sampling = [i for i, row in enumerate(rows) if row.samples]
         if sampling:
             logits = self._model.logits(hidden[batch.logits_indices])
-            _keep_logits([rows[i] for i in sampling], logits)
-            results |= zip(sampling, self._sample(logits, [rows[i] for i in sampling]), strict=True)
+            sampled = self._take_logits([rows[i] for i in sampling], logits)
+            results |= zip(sampling, sampled, strict=True)
         self._score_prompts(hidden, batch, rows, results)
         return [results[i] for i in range(len(rows))]
 
@@ -79,6 +88,11 @@ class Runner:
     def sample_from(self, logits: Float[Tensor, " vocab"], row: Row) -> RowResult:
         """The next token of a row behind which the logits are known: no forward."""
         return self._sample(logits[None], [row])[0]
+
+    def _take_logits(self, rows: Rows[Row], logits: Float[Tensor, "rows vocab"]) -> list[RowResult]:
+        """The next token of every row, and the logits for those that keep them."""
+        _keep_logits(rows, logits)
+        return self._sample(logits, rows)
 
     def _sample(self, logits: Float[Tensor, "rows vocab"], rows: Rows[Row]) -> list[RowResult]:
         """The next token of every row, and the first of siblings that begin behind it."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hybridrt.batch import Rows
 from hybridrt.kernels.cpu.bfloat16 import DTYPES, as_element, as_float, elements, of_dtype
-from hybridrt.kernels.cpu.flat import row_starts
+from hybridrt.kernels.cpu.flat import clear_padding, row_starts
 from hybridrt.kernels.cpu.gated import silu as silu_of
 from hybridrt.kernels.cpu.jit import FEW, kernel, parallel_kernel
 from hybridrt.kernels.reference import causal_conv1d as reference
@@ -45,6 +45,7 @@ def causal_conv1d(
         *(conv_state.data_ptr(), activation is not None, out.data_ptr()),
         *weight.shape,
     )
+    clear_padding(out, pages)
     return out
 
 

@@ -27,10 +27,27 @@ def row_starts(
     pages: Int64[Tensor, " rows"],
     initial_pages: Int64[Tensor, " rows"],
 ) -> tuple[Offsets, Offsets]:
-    """Where in `flat_rows` the states begin that rows start from, and those that they leave."""
-    targets = pages.numpy() * cache.stride(0)
+    """Where in `flat_rows` the states begin that rows start from, and those that they leave.
+
+    Rows that are padding, the last of all, are left out.
+    """
+    live = len(pages) - num_padding(pages)
+    targets = pages.numpy()[:live] * cache.stride(0)
     same = initial_pages is pages
-    return targets if same else initial_pages.numpy() * cache.stride(0), targets
+    return targets if same else initial_pages.numpy()[:live] * cache.stride(0), targets
+
+
+def num_padding(pages: Int64[Tensor, " rows"]) -> int:
+    """Rows at the end that have no page."""
+    ids = pages.numpy()
+    return 0 if ids[-1] >= 0 else int((ids < 0).sum())
+
+
+def clear_padding(out: Shaped[Tensor, "  tokens *dims"], pages: Int64[Tensor, " rows"]) -> None:
+    """Zeros for the tokens of rows that are padding: each has one, and they are the last."""
+    padding = num_padding(pages)
+    if padding:
+        out[-padding:] = 0
 
 
 _BITS = {torch.float32: torch.float32, torch.bfloat16: torch.uint16, torch.float16: torch.int16}

@@ -12,7 +12,7 @@ from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
 from hybridrt.batch import Rows
-from hybridrt.kernels.cpu.flat import flat_rows, row_starts
+from hybridrt.kernels.cpu.flat import clear_padding, flat_rows, row_starts
 from hybridrt.kernels.cpu.jit import inner
 from hybridrt.kernels.cpu.vector_math import fma, splat
 from hybridrt.kernels.cpu.vectors import LANES, load, load_some, pointer, store, store_some
@@ -37,6 +37,7 @@ def linear_recurrence(
     of_rows = [*(part.numpy() for part in rows), *row_starts(state, pages, initial_pages)]
     inputs = (update.contiguous().numpy(), decay.contiguous().numpy())
     _scan(*inputs, *of_rows, flat_rows(state), h.numpy())  # pyright: ignore[reportCallIssue]
+    clear_padding(h, pages)
     return h
 
 

@@ -18,7 +18,7 @@ from hybridrt.kernels.cpu.bfloat16 import (
     singles,
 )
 from hybridrt.kernels.cpu.fast_exp import fast_exp
-from hybridrt.kernels.cpu.flat import row_starts
+from hybridrt.kernels.cpu.flat import clear_padding, row_starts
 from hybridrt.kernels.cpu.jit import inlined, parallel_kernel
 from hybridrt.kernels.reference import selective_scan as reference
 
@@ -51,6 +51,7 @@ def selective_scan(
         *row_starts(ssm_state, pages, initial_pages),
         *(y.data_ptr(), *A.shape),
     )
+    clear_padding(y, pages)
     return y
 
 

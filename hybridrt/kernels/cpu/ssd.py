@@ -20,7 +20,7 @@ from hybridrt.kernels.cpu.bfloat16 import (
     of_dtype,
     singles,
 )
-from hybridrt.kernels.cpu.flat import row_starts
+from hybridrt.kernels.cpu.flat import clear_padding, row_starts
 from hybridrt.kernels.cpu.jit import inlined, parallel_kernel
 from hybridrt.kernels.reference import ssd as reference
 
@@ -53,6 +53,7 @@ def ssd(
         *row_starts(ssm_state, pages, initial_pages),
         *(y.data_ptr(), *x.shape[1:], *B.shape[1:]),
     )
+    clear_padding(y, pages)
     return y
 
 
