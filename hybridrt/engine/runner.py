@@ -1,5 +1,6 @@
 """The runner: runs the model on the rows of a step, and samples."""
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -14,11 +15,12 @@ from hybridrt.cache.plan import GroupPlan
 from hybridrt.cache.sequence_pages import SequencePages
 from hybridrt.engine.batch_builder import BatchBuilder
 from hybridrt.engine.held import HeldRun
-from hybridrt.engine.logprobs import TokenText, token_logprobs
+from hybridrt.engine.logprobs import TokenText, logprob_columns, token_logprobs
 from hybridrt.engine.sampler import SamplingRow, sample
 from hybridrt.engine.scheduler import Row
 from hybridrt.engine.sequence import Sequence
 from hybridrt.engine.static_decode import StaticDecode
+from hybridrt.engine.transfer import HostCopy, to_device
 from hybridrt.models.causal_lm import CausalLM
 from hybridrt.request import TokenLogprobs
 
@@ -50,6 +52,7 @@ class Runner:
 
     Attributes:
         static_decode: what runs the batches that it takes; None: there is nothing faster.
+        prepares_ahead: the next batch is prepared while the device is at work; on a CPU nothing is.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class Runner:
         self._token_text = token_text
         self._eos_token_ids = eos_token_ids
         self.static_decode = static_decode
+        self.prepares_ahead = device.type != "cpu"
 
     @torch.inference_mode()
     def run(self, rows: list[Row]) -> list[RowResult]:
@@ -99,8 +103,8 @@ class Runner:
         if not any(row.sequence.siblings for row in rows):
             return [RowResult(*draw) for draw in self._draw(logits, [row.sequence for row in rows])]
         families = [[row.sequence, *row.sequence.siblings] for row in rows]
-        counts = torch.tensor([len(family) for family in families], device=logits.device)
-        logits = logits.repeat_interleave(counts, dim=0)
+        row_of = [i for i, family in enumerate(families) for _ in family]
+        logits = logits[to_device(torch.tensor(row_of), logits.device)]
         draws = iter(self._draw(logits, [one for family in families for one in family]))
         return [
             RowResult(*next(draws), siblings=tuple(islice(draws, len(family) - 1)))
@@ -110,13 +114,26 @@ class Runner:
     def _draw(self, logits: Float[Tensor, "rows vocab"], sequences: Rows[Sequence]) -> list[Draw]:
         chosen = sample(logits, [self._sampling_row(sequence) for sequence in sequences])
         wanted = [n for n, sequence in enumerate(sequences) if sequence.logprobs is not None]
-        logprobs: dict[int, TokenLogprobs] = {}
+        counts = [sequences[n].params.logprobs or 0 for n in wanted]
+        columns: Iterable[Tensor] = ()
         if wanted:
-            index = torch.tensor(wanted, device=logits.device)
-            counts = [sequences[n].params.logprobs or 0 for n in wanted]
-            entries = token_logprobs(logits[index], chosen[index], counts, self._token_text)
-            logprobs = dict(zip(wanted, entries, strict=True))
-        return [Draw(token, logprobs.get(n)) for n, token in enumerate(chosen.tolist())]
+            index = to_device(torch.tensor(wanted), logits.device)
+            columns = logprob_columns(logits[index], chosen[index], max(counts))
+        copies = HostCopy(chosen, *columns)
+        self._prepare_next()
+        tokens, *columns = copies.wait()
+        entries = token_logprobs(columns, counts, self._token_text) if wanted else []
+        logprobs = dict(zip(wanted, entries, strict=True))
+        return [Draw(token, logprobs.get(n)) for n, token in enumerate(tokens.tolist())]
+
+    def _prepare_next(self) -> None:
+        """While the device is at work: what the next step needs beside its tokens.
+
+        It is of use if the same sequences go on, and is thrown away if not.
+        """
+        batch = self.batches.move_ahead() if self.prepares_ahead else None
+        if batch is not None and self.static_decode is not None:
+            self.static_decode.prepare(batch)
 
     def _sampling_row(self, sequence: Sequence) -> SamplingRow:
         params = sequence.params
@@ -156,10 +173,10 @@ class Runner:
         entries: list[TokenLogprobs] = []
         for start in range(0, len(tokens), LOGITS_AT_ONCE):
             part = slice(start, start + LOGITS_AT_ONCE)
-            chosen = torch.tensor(tokens[part], device=hidden.device)
-            logits = self._model.logits(hidden[part])
+            chosen = to_device(torch.tensor(tokens[part]), hidden.device)
+            columns = logprob_columns(self._model.logits(hidden[part]), chosen, num_top)
             counts = [num_top] * len(chosen)
-            entries += token_logprobs(logits, chosen, counts, self._token_text)
+            entries += token_logprobs(HostCopy(*columns).wait(), counts, self._token_text)
         return entries
 
 

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
+from hybridrt.engine.transfer import to_device
 from hybridrt.request import SamplingParams
 
 _MASK = 2**64 - 1
@@ -40,7 +41,7 @@ def sample(logits: Float[Tensor, "rows vocab"], rows: Rows[SamplingRow]) -> Int6
     tokens = logits.argmax(-1)
     drawn = [i for i, row in enumerate(rows) if not row.params.greedy]
     if drawn:
-        index = torch.tensor(drawn, device=logits.device)
+        index = to_device(torch.tensor(drawn), logits.device)
         tokens[index] = _draw(logits[index], [rows[i] for i in drawn])
     return tokens
 
@@ -85,13 +86,15 @@ def _adjust(
         return logits
     logits = logits.clone()
     if penalised:
-        index = torch.tensor(penalised, device=logits.device)
+        index = to_device(torch.tensor(penalised), logits.device)
         logits[index] = _penalise(logits[index], [rows[i] for i in penalised])
     for entries in (biases, bans):
         if entries:
-            row, token, value = (torch.tensor(column) for column in zip(*entries, strict=True))
-            place = (row.to(logits.device), token.to(logits.device))
-            logits.index_put_(place, value.to(logits), accumulate=True)
+            row, token, value = (
+                to_device(torch.tensor(column), logits.device)
+                for column in zip(*entries, strict=True)
+            )
+            logits.index_put_((row, token), value.to(logits.dtype), accumulate=True)
     return logits
 
 
@@ -112,15 +115,15 @@ def _penalise(
 
 def _counts(like: Float[Tensor, "rows vocab"], tokens: Rows[Rows[int]]) -> Tensor:
     """How often each row has each token."""
-    rows = torch.arange(len(tokens)).repeat_interleave(torch.tensor([len(t) for t in tokens]))
+    rows = torch.tensor([i for i, row in enumerate(tokens) for _ in row], dtype=torch.int64)
     flat = torch.tensor([token for row in tokens for token in row], dtype=torch.int64)
-    place = (rows.to(like.device), flat.to(like.device))
+    place = (to_device(rows, like.device), to_device(flat, like.device))
     one = torch.ones((), device=like.device, dtype=like.dtype)
     return torch.zeros_like(like).index_put_(place, one, accumulate=True)
 
 
 def _column(like: Tensor, values: Rows[float]) -> Float[Tensor, "rows 1"]:
-    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
+    return to_device(torch.tensor(values, dtype=like.dtype), like.device)[:, None]
 
 
 def _draw(logits: Float[Tensor, "rows vocab"], rows: Rows[SamplingRow]) -> Int64[Tensor, " rows"]:
@@ -136,11 +139,11 @@ def _draw(logits: Float[Tensor, "rows vocab"], rows: Rows[SamplingRow]) -> Int64
         if row.params.top_p < 1 or 0 < row.params.top_k < logits.shape[1]
     ]
     if filtered:
-        index = torch.tensor(filtered, device=logits.device)
+        index = to_device(torch.tensor(filtered), logits.device)
         logits[index] = _keep_top(logits[index], [rows[i] for i in filtered])
     cumulative = logits.softmax(-1).cumsum(-1)
     u = torch.from_numpy(uniform([row.seed for row in rows], [row.position for row in rows]))
-    target = u.to(logits.device)[:, None] * cumulative[:, -1:]
+    target = to_device(u, logits.device)[:, None] * cumulative[:, -1:]
     # `right`: a token of probability 0 repeats the sum before it and is stepped over.
     tokens = torch.searchsorted(cumulative, target, right=True)[:, 0]
     last_possible = (cumulative < cumulative[:, -1:]).sum(-1)

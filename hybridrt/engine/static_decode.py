@@ -85,11 +85,17 @@ class StaticBatches:
         samples_all = batch.num_decodes == len(batch.logits_indices) == n
         return samples_all and batch.cut_rows is None and n <= self.sizes[-1]
 
-    def fill(self, batch: ForwardBatch) -> ForwardBatch:
-        """The smallest batch that has room for these rows, with them first."""
-        n = batch.num_rows
-        size = next(size for size in self.sizes if size >= n)
-        _put(self._input_ids, batch.input_ids, size, 0)
+    def smallest(self, batch: ForwardBatch) -> ForwardBatch:
+        """The smallest batch that has room for these rows."""
+        return self._batches[next(size for size in self.sizes if size >= batch.num_rows)]
+
+    def fill_tokens(self, batch: ForwardBatch) -> None:
+        """Writes these rows' tokens into the smallest batch that has room for them."""
+        _put(self._input_ids, batch.input_ids, self.smallest(batch).num_rows, 0)
+
+    def fill_rest(self, batch: ForwardBatch) -> None:
+        """Writes all but the tokens: where these rows stand, and where they keep what."""
+        n, size = batch.num_rows, self.smallest(batch).num_rows
         _put(self._positions, batch.positions, size, 0)
         if self._rope_positions is not self._positions:
             _put(self._rope_positions, batch.rope_positions, size, 0)
@@ -105,7 +111,6 @@ class StaticBatches:
             width = min(table.shape[1], given.shape[1])
             table.zero_()
             table[:n, :width] = given[:, :width]
-        return self._batches[size]
 
     def _batch(self, size: int) -> ForwardBatch:
         groups: dict[str, TokenPages | StatePages] = {}
@@ -141,6 +146,7 @@ class StaticDecode:
     def __init__(self, batches: StaticBatches, step: DecodeStep) -> None:
         self.batches = batches
         self._step = step
+        self._prepared: ForwardBatch | None = None
 
     def takes(self, batch: ForwardBatch) -> bool:
         """Whether `run` can have that batch; see `StaticBatches`."""
@@ -148,7 +154,17 @@ class StaticDecode:
 
     def run(self, batch: ForwardBatch) -> Float[Tensor, "rows vocab"]:
         """The logits behind every row, valid until the next step."""
-        return self._step(self.batches.fill(batch))[: batch.num_rows]
+        if self._prepared is not batch:
+            self.batches.fill_rest(batch)
+        self._prepared = None
+        self.batches.fill_tokens(batch)
+        return self._step(self.batches.smallest(batch))[: batch.num_rows]
+
+    def prepare(self, batch: ForwardBatch) -> None:
+        """Takes all of the next batch but its tokens, once the step before it is launched."""
+        if self.takes(batch):
+            self.batches.fill_rest(batch)
+            self._prepared = batch
 
 
 def table_width(group: GroupPlan, max_model_len: int) -> int:

@@ -87,6 +87,49 @@ def test_a_stack_of_all_kinds_does_so_in_any_setting(setting: Setting, traffic: 
     assert seen
 
 
+@pytest.mark.parametrize("pads", [False, True])
+@pytest.mark.parametrize("name", [ALL_KINDS, "llama-longrope-long", "hybrid_stack-sliding-windows"])
+def test_a_batch_may_be_prepared_while_the_last_step_runs(name: str, pads: bool) -> None:
+    """As on a GPU: sequences go on, end, come in, are aborted and preempted all the same."""
+    for page_size in (1, 16):
+        llm = open_llm(name, page_size=page_size)
+        leave_room_for(llm, min(llm.plan.slabs_for(llm.max_model_len) + 3, llm.plan.num_slabs))
+        llm.engine._runner.prepares_ahead = True
+        if pads:
+            pad(llm)
+        requests = {job: (2 * i, of) for i, (job, of) in enumerate(jobs(name).items())}
+        requests["aborted"] = (1, jobs(name)["job-17"])
+        outputs = run(llm, requests, {"aborted": 5})
+        assert_all_same(outputs, name)
+
+
+def test_of_a_prepared_batch_only_tokens_are_filled_in_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    llm = open_llm(ALL_KINDS, page_size=16)
+    pad(llm)
+    llm.engine._runner.prepares_ahead = True
+    fill, filled = StaticBatches.fill_rest, list[bool]()
+    monkeypatch.setattr(
+        StaticBatches, "fill_rest", lambda *args: (filled.append(during_run[0]), fill(*args))
+    )
+    during_run, decode = [False], llm.engine._runner.static_decode
+    assert decode is not None
+    whole = decode.run
+
+    def noted(batch: ForwardBatch) -> Tensor:
+        during_run[0] = True
+        try:
+            return whole(batch)
+        finally:
+            during_run[0] = False
+
+    monkeypatch.setattr(decode, "run", noted)
+    llm.generate([[1] * 3, [2] * 5], SamplingParams(max_tokens=10, ignore_eos=True))
+    assert filled.count(True) == 1  # the first
+    assert filled.count(False) >= 8
+
+
 @pytest.mark.parametrize("backend", ["reference", "numba"])
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 8, 9, 13])
 def test_the_whole_pool_is_the_same(rows: int, backend: str) -> None:
@@ -104,8 +147,7 @@ def test_the_whole_pool_is_the_same(rows: int, backend: str) -> None:
             llm.step()
         pools.append(llm.engine.pool.bytes.view(torch.float32))
     assert seen and all(one.rows - one.padding == rows for one in seen)
-    error = {"rtol": LARGEST_ERROR, "atol": LARGEST_ERROR}
-    assert_close(pools[1], pools[0], equal_nan=True, **error)
+    assert_close(*pools, rtol=LARGEST_ERROR, atol=LARGEST_ERROR, equal_nan=True)
 
 
 def test_sizes_are_few_and_end_with_the_most_rows() -> None:
