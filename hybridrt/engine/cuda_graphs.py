@@ -63,7 +63,10 @@ def _try(step: DecodeStep, batch: ForwardBatch) -> None:
         with _asking_raises():
             step(batch)
     except (RuntimeError, TypeError) as error:
-        raise NotCapturableError(f"a step of {batch.num_rows} rows: {error}") from error
+        raise NotCapturableError(
+            f"a step of {batch.num_rows} rows reads a length on the host or waits for the device, "
+            f"which no record can: {error}"
+        ) from error
 
 
 def _warm_up(step: DecodeStep, batch: ForwardBatch) -> None:
