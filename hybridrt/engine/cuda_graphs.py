@@ -34,7 +34,11 @@ def capture(
     graphs: dict[int, torch.cuda.CUDAGraph] = {}
     logits: dict[int, Tensor] = {}
     pool = torch.cuda.graph_pool_handle()
-    with count_progress("recording CUDA graphs", len(batches.sizes), shown=progress) as advance:
+    largest = batches.of(batches.sizes[-1])
+    with (
+        torch.cuda.device_of(largest.input_ids),
+        count_progress("recording CUDA graphs", len(batches.sizes), shown=progress) as advance,
+    ):
         for size in reversed(batches.sizes):
             batch = batches.of(size)
             _try(plain, batch)

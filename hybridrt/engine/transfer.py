@@ -12,14 +12,15 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 class HostCopy:
-    """Copies of some tensors on their way to the host's memory."""
+    """Copies of some tensors of one device, on their way to the host's memory."""
 
     def __init__(self, *tensors: Tensor) -> None:
         self._copies = [_begin(tensor) for tensor in tensors]
         self._arrived: torch.cuda.Event | None = None
-        if any(tensor.is_cuda for tensor in tensors):
+        device = tensors[0].device
+        if device.type != "cpu":
             self._arrived = torch.cuda.Event()
-            self._arrived.record()
+            self._arrived.record(torch.cuda.current_stream(device))
 
     def wait(self) -> list[Tensor]:
         """The copies, once they have arrived."""
@@ -29,7 +30,7 @@ class HostCopy:
 
 
 def _begin(tensor: Tensor) -> Tensor:
-    if not tensor.is_cuda:
+    if tensor.device.type == "cpu":
         return tensor
     pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return pinned.copy_(tensor, non_blocking=True)

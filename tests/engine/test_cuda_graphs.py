@@ -130,10 +130,11 @@ def test_what_can_not_be_recorded_runs_as_before_or_is_refused(
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("state_backend", ["triton", "reference"])
 @pytest.mark.parametrize("name", MODELS)
-def test_graphs_give_what_steps_without_them_give(name: str) -> None:
+def test_graphs_give_what_steps_without_them_give(name: str, state_backend: str) -> None:
     """At all sizes up to 5, as requests come and go."""
-    llm = open_on_gpu(name)
+    llm = open_on_gpu(name, state_backend=state_backend)
     for apart in (0, 3):
         requests = {job: (apart * i, of) for i, (job, of) in enumerate(jobs(name, "cuda").items())}
         assert_all_same(run(llm, requests), name, "cuda")
