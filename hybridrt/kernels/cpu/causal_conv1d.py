@@ -37,15 +37,16 @@ def causal_conv1d(
     out = torch.empty(x.shape, dtype=x.dtype)
     weight = weight.to(x.dtype).contiguous()
     shift = torch.zeros_like(weight[:, 0]) if bias is None else bias.to(x.dtype)
+    starts = row_starts(conv_state, pages, initial_pages)
     run = _convolve_few if x.numel() <= FEW else _convolve_many
     run(
         *(of_dtype(x), x.data_ptr(), x.stride(0), weight.data_ptr(), shift.data_ptr()),
         *(batch.cu_seqlens_q.numpy(), batch.has_initial_state.numpy()),
-        *row_starts(conv_state, pages, initial_pages),
+        *starts,
         *(conv_state.data_ptr(), activation is not None, out.data_ptr()),
         *weight.shape,
     )
-    clear_padding(out, pages)
+    clear_padding(out, len(pages), starts[1])
     return out
 
 

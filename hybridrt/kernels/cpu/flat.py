@@ -31,21 +31,16 @@ def row_starts(
 
     Rows that are padding, the last of all, are left out.
     """
-    live = len(pages) - num_padding(pages)
-    targets = pages.numpy()[:live] * cache.stride(0)
+    ids = pages.numpy()
+    live = len(ids) if ids[-1] >= 0 else int((ids >= 0).sum())
+    targets = ids[:live] * cache.stride(0)
     same = initial_pages is pages
     return targets if same else initial_pages.numpy()[:live] * cache.stride(0), targets
 
 
-def num_padding(pages: Int64[Tensor, " rows"]) -> int:
-    """Rows at the end that have no page."""
-    ids = pages.numpy()
-    return 0 if ids[-1] >= 0 else int((ids < 0).sum())
-
-
-def clear_padding(out: Shaped[Tensor, "  tokens *dims"], pages: Int64[Tensor, " rows"]) -> None:
-    """Zeros for the tokens of rows that are padding: each has one, and they are the last."""
-    padding = num_padding(pages)
+def clear_padding(out: Shaped[Tensor, "  tokens *dims"], rows: int, targets: Offsets) -> None:
+    """Zeros for the tokens of those `rows` that `row_starts` left out: each has one, the last."""
+    padding = rows - len(targets)
     if padding:
         out[-padding:] = 0
 

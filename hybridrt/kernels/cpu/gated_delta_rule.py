@@ -48,7 +48,7 @@ def gated_delta_rule(
         starts = row_starts(ssm_state, pages, initial_pages)
         states = flat_rows(ssm_state)
         _scan(*inputs, v.shape[2], *of_rows, *starts, states, out, threads)  # pyright: ignore[reportCallIssue]
-        clear_padding(y, pages)
+        clear_padding(y, len(pages), starts[1])
         return y
     for run in batch.turns:  # rounded where a row ends
         state = load_states(ssm_state, initial_pages, batch, run, torch.float32)
