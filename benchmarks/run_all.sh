@@ -53,6 +53,9 @@ table quantisation python -m training.evaluate hybridrt/demo --prompts 1000 --se
     --dtype bfloat16 --quantization none int8 int4
 table quantisation python benchmarks/quantisation.py
 
+# What compiled decode steps gain, and cost before the first: prints what compile.md has.
+table compile env OMP_NUM_THREADS=1 python benchmarks/compiled_decode.py
+
 # What the prefix cache finds, beside the ideal, a yardstick and vLLM; the host's time of a step.
 if [ -n "${PEERS:-}" ]; then
     table reuse python benchmarks/reuse.py --peers "$PEERS" \

@@ -31,6 +31,9 @@ class StatePages:
     A state of many bytes may be split by layers into parts, each in a page of its own. Row i
     starts from the state in page `initial_pages[:, i]`, if it has one, and leaves its own in
     `pages[:, i]`; see `Rows` for when the two are unlike.
+
+    A page of -1 is of a decode row that is padding: it starts from zeros and its state is left
+    nowhere. Padding rows are the last ones.
     """
 
     pages: Int64[Tensor, "parts rows"]

@@ -70,6 +70,9 @@ class EngineConfig(Value):
             all that nothing else needs.
         attention_backend: of attention and MLA; see `hybridrt.kernels.backend`.
         state_backend: of convolutions, scans and linear attention; see there too.
+        compile: run decode steps through torch.compile; needs a C++ compiler.
+        cuda_graphs: record decode steps when the engine starts. `None`: on a CUDA device, if
+            nothing in a step of this model asks the device for anything.
         seed: from which requests without a seed of their own draw theirs.
         poison_freed_pages: fill freed pages with NaN, to find stale reads.
         ignore_config_keys: keys of `config.json` that the model file does not know
@@ -97,6 +100,8 @@ class EngineConfig(Value):
     checkpoint_memory: Bytes | None = None
     attention_backend: Literal["auto", "reference", "numba", "triton"] = "auto"
     state_backend: Literal["auto", "reference", "numba", "triton", "mamba_ssm"] = "auto"
+    compile: bool = False
+    cuda_graphs: bool | None = None
     seed: int = Field(default=0, ge=0, lt=2**63)
     poison_freed_pages: bool = False
     ignore_config_keys: Annotated[tuple[str, ...], BeforeValidator(as_tuple)] = ()

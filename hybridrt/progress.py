@@ -22,6 +22,21 @@ def byte_progress(total: int, *, shown: bool) -> Iterator[Callable[[int], None]]
 
 
 @contextmanager
+def count_progress(what: str, total: int, *, shown: bool) -> Iterator[Callable[[], None]]:
+    """A bar over so many things, gone when they are done; yields what is called behind each."""
+    if not shown:
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    columns = (what, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda: bar.advance(task)
+
+
+@contextmanager
 def request_progress(total: int, *, shown: bool) -> Iterator[Callable[[RequestOutput], None]]:
     """A bar over requests with the tokens made so far; yields what takes their outputs.
 

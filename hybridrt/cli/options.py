@@ -61,6 +61,9 @@ class EngineOptions:
     kernel_block_size: Annotated[
         int | None, _engine("Tokens that a kernel indexes at once; divides the page size.")
     ] = None
+    compile: Annotated[bool, _engine("Run decode steps through torch.compile.", "--compile")] = (
+        False
+    )
     ignore_config_keys: Annotated[
         list[str] | None,
         _engine(

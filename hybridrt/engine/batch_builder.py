@@ -14,6 +14,7 @@ from hybridrt.cache.plan import UNENDING, GroupPlan
 from hybridrt.cache.sequence_pages import SequencePages
 from hybridrt.engine.scheduler import Row
 from hybridrt.engine.state_rows import CutRows, cut_rows
+from hybridrt.transfer import to_device
 
 SPARE_BLOCKS = 8  # columns of a page table for blocks that its rows are about to enter
 
@@ -43,6 +44,7 @@ class BatchBuilder:
         self._num_replaced = 0
         self._moving: list[tuple[Any, Any]] = []  # what grows with each token of a decode, and one
         self._moves_left = 0  # until a row of a page table changes
+        self._is_ahead = False  # those numbers have grown already for a batch to come
         self._input_ids: np.ndarray | None = None  # those of a batch in the host's memory
 
     def build(self, rows: list[Row]) -> ForwardBatch:
@@ -71,8 +73,9 @@ class BatchBuilder:
         """Makes the last batch the next one. Returns whether that was possible."""
         if self._moves_left == 0 and self._input_ids is None:
             return False
-        for numbers, one in self._moving:
-            numbers += one
+        if not self._is_ahead:
+            self._move_numbers()
+        self._is_ahead = False
         tokens = [sequence.token_ids[start] for sequence, start, _ in rows]
         if self._input_ids is None:
             batch.input_ids.copy_(self._tensor(np.array(tokens)), non_blocking=True)
@@ -83,6 +86,21 @@ class BatchBuilder:
             return all(self._enter_blocks(batch, g, rows) for g in self._token_groups)
         self._moves_left -= 1
         return True
+
+    def move_ahead(self) -> ForwardBatch | None:
+        """Makes of the last batch the next one but for its tokens, if the same rows go on.
+
+        Its step must have been launched. None: something else changes than numbers that grow.
+        """
+        if self._is_ahead or not self._moving or self._moves_left == 0:
+            return None
+        self._move_numbers()
+        self._is_ahead = True
+        return self._last
+
+    def _move_numbers(self) -> None:
+        for numbers, one in self._moving:
+            numbers += one
 
     def _enter_blocks(self, batch: ForwardBatch, g: int, rows: list[Row]) -> bool:
         """Changes the rows of a page table that begin or end with another block now.
@@ -141,6 +159,7 @@ class BatchBuilder:
             follows=torch.zeros(len(rows), dtype=torch.bool),
             cut_rows=None if cut is None else self._cut_rows(cut),
         )
+        self._is_ahead = False
         decodes = num_decodes == len(rows) and bool(samples.all()) and cut is None
         self._moves_left = self._count_moves(rows, starts) if decodes else 0
         self._moving = _moving(batch) if decodes else []
@@ -243,10 +262,7 @@ class BatchBuilder:
         return moves
 
     def _tensor(self, array: np.ndarray) -> Tensor:
-        tensor = torch.from_numpy(array)
-        if self._device.type == "cpu":
-            return tensor
-        return tensor.pin_memory().to(self._device, non_blocking=True)
+        return to_device(torch.from_numpy(array), self._device)
 
 
 def _moving(batch: ForwardBatch) -> list[tuple[Any, Any]]:

@@ -16,6 +16,7 @@ from hybridrt.engine.check_request import check_request
 from hybridrt.engine.checkpoint import read_generation_config
 from hybridrt.engine.detokenizer import Detokenizer
 from hybridrt.engine.entry import Entry
+from hybridrt.engine.fast_decode import fast_decode
 from hybridrt.engine.handover import (
     Fingerprint,
     RequestInFlight,
@@ -69,6 +70,9 @@ class Engine:
             blueprint.device,
             self._token_text,
             self.eos_token_ids,
+            fast_decode(
+                self.config, self.model, self.plan.groups, blueprint.device, progress=progress
+            ),
         )
         self._directory = blueprint.directory
         self._entries: dict[str, Entry] = {}

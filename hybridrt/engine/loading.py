@@ -15,6 +15,7 @@ from hybridrt.cache.pool import Pool
 from hybridrt.cache.spec import CacheFormat
 from hybridrt.config import EngineConfig
 from hybridrt.engine.checkpoint import locate
+from hybridrt.engine.fast_decode import check_fast_decode
 from hybridrt.engine.formats import checkpoint_config
 from hybridrt.engine.memory import default_cache_memory, total_memory
 from hybridrt.engine.quantised import Quantisation, read_quantisation
@@ -60,6 +61,7 @@ def draw_up(config: EngineConfig, *, config_only: bool = False) -> Blueprint:
     raw = checkpoint_config(checkpoint)
     quantisation = _quantisation(raw)
     device = _device(config.device)
+    check_fast_decode(config, device)
     model = build_model(raw, config, _dtype(config, text_config(raw), checkpoint))
     asked = config.max_model_len
     config = config.model_copy(update={"max_model_len": _longest(model, asked)})
@@ -95,7 +97,8 @@ def load(blueprint: Blueprint, *, progress: bool) -> Pool:
         quantisation=blueprint.quantisation,
     )
     assert config.max_model_len is not None
-    model.prepare(config.max_model_len, device, config.quantization)
+    packs = not config.compile  # a graph can't take weights in oneDNN's own layout
+    model.prepare(config.max_model_len, device, config.quantization, packs=packs)
     pool = Pool(blueprint.plan, device, poison_freed_pages=config.poison_freed_pages)
     layers = model.cached_layers()
     for layer_plan in blueprint.plan.layers:

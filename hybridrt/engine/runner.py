@@ -1,5 +1,6 @@
 """The runner: runs the model on the rows of a step, and samples."""
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -14,12 +15,14 @@ from hybridrt.cache.plan import GroupPlan
 from hybridrt.cache.sequence_pages import SequencePages
 from hybridrt.engine.batch_builder import BatchBuilder
 from hybridrt.engine.held import HeldRun
-from hybridrt.engine.logprobs import TokenText, token_logprobs
+from hybridrt.engine.logprobs import TokenText, logprob_columns, token_logprobs
 from hybridrt.engine.sampler import SamplingRow, sample
 from hybridrt.engine.scheduler import Row
 from hybridrt.engine.sequence import Sequence
+from hybridrt.engine.static_decode import StaticDecode
 from hybridrt.models.causal_lm import CausalLM
 from hybridrt.request import TokenLogprobs
+from hybridrt.transfer import HostCopy, to_device
 
 LOGITS_AT_ONCE = 256  # rows of prompt logits: bounds their memory at large vocabularies
 
@@ -45,7 +48,12 @@ class RowResult:
 
 
 class Runner:
-    """Runs rows of tokens through a model whose layers are bound to the pool."""
+    """Runs rows of tokens through a model whose layers are bound to the pool.
+
+    Attributes:
+        static_decode: what runs the batches that it takes; None: there is nothing faster.
+        prepares_ahead: the next batch is prepared while the device is at work; on a CPU nothing is.
+    """
 
     def __init__(
         self,
@@ -55,23 +63,28 @@ class Runner:
         device: torch.device,
         token_text: TokenText,
         eos_token_ids: tuple[int, ...],
+        static_decode: StaticDecode | None = None,
     ) -> None:
         self._model = model
         self.batches = BatchBuilder(pages, groups, device, model.rope_switch_length)
         self._token_text = token_text
         self._eos_token_ids = eos_token_ids
+        self.static_decode = static_decode
+        self.prepares_ahead = device.type != "cpu"
 
     @torch.inference_mode()
     def run(self, rows: list[Row]) -> list[RowResult]:
         """One step: every row's tokens go into the cache, and some rows get a next token."""
         batch = self.batches.build(rows)
+        if self.static_decode is not None and self.static_decode.takes(batch):
+            return self._take_logits(rows, self.static_decode.run(batch))
         hidden = self._model(batch)
         results = {i: RowResult() for i in range(len(rows))}
         sampling = [i for i, row in enumerate(rows) if row.samples]
         if sampling:
             logits = self._model.logits(hidden[batch.logits_indices])
-            _keep_logits([rows[i] for i in sampling], logits)
-            results |= zip(sampling, self._sample(logits, [rows[i] for i in sampling]), strict=True)
+            sampled = self._take_logits([rows[i] for i in sampling], logits)
+            results |= zip(sampling, sampled, strict=True)
         self._score_prompts(hidden, batch, rows, results)
         return [results[i] for i in range(len(rows))]
 
@@ -80,13 +93,18 @@ class Runner:
         """The next token of a row behind which the logits are known: no forward."""
         return self._sample(logits[None], [row])[0]
 
+    def _take_logits(self, rows: Rows[Row], logits: Float[Tensor, "rows vocab"]) -> list[RowResult]:
+        """The next token of every row, and the logits for those that keep them."""
+        _keep_logits(rows, logits)
+        return self._sample(logits, rows)
+
     def _sample(self, logits: Float[Tensor, "rows vocab"], rows: Rows[Row]) -> list[RowResult]:
         """The next token of every row, and the first of siblings that begin behind it."""
         if not any(row.sequence.siblings for row in rows):
             return [RowResult(*draw) for draw in self._draw(logits, [row.sequence for row in rows])]
         families = [[row.sequence, *row.sequence.siblings] for row in rows]
-        counts = torch.tensor([len(family) for family in families], device=logits.device)
-        logits = logits.repeat_interleave(counts, dim=0)
+        row_of = [i for i, family in enumerate(families) for _ in family]
+        logits = logits[to_device(torch.tensor(row_of), logits.device)]
         draws = iter(self._draw(logits, [one for family in families for one in family]))
         return [
             RowResult(*next(draws), siblings=tuple(islice(draws, len(family) - 1)))
@@ -96,13 +114,26 @@ class Runner:
     def _draw(self, logits: Float[Tensor, "rows vocab"], sequences: Rows[Sequence]) -> list[Draw]:
         chosen = sample(logits, [self._sampling_row(sequence) for sequence in sequences])
         wanted = [n for n, sequence in enumerate(sequences) if sequence.logprobs is not None]
-        logprobs: dict[int, TokenLogprobs] = {}
+        counts = [sequences[n].params.logprobs or 0 for n in wanted]
+        columns: Iterable[Tensor] = ()
         if wanted:
-            index = torch.tensor(wanted, device=logits.device)
-            counts = [sequences[n].params.logprobs or 0 for n in wanted]
-            entries = token_logprobs(logits[index], chosen[index], counts, self._token_text)
-            logprobs = dict(zip(wanted, entries, strict=True))
-        return [Draw(token, logprobs.get(n)) for n, token in enumerate(chosen.tolist())]
+            index = to_device(torch.tensor(wanted), logits.device)
+            columns = logprob_columns(logits[index], chosen[index], max(counts))
+        copies = HostCopy(chosen, *columns)
+        self._prepare_next()
+        tokens, *columns = copies.wait()
+        entries = token_logprobs(columns, counts, self._token_text) if wanted else []
+        logprobs = dict(zip(wanted, entries, strict=True))
+        return [Draw(token, logprobs.get(n)) for n, token in enumerate(tokens.tolist())]
+
+    def _prepare_next(self) -> None:
+        """While the device is at work: what the next step needs beside its tokens.
+
+        It is of use if the same sequences go on, and is thrown away if not.
+        """
+        batch = self.batches.move_ahead() if self.prepares_ahead else None
+        if batch is not None and self.static_decode is not None:
+            self.static_decode.prepare(batch)
 
     def _sampling_row(self, sequence: Sequence) -> SamplingRow:
         params = sequence.params
@@ -142,10 +173,10 @@ class Runner:
         entries: list[TokenLogprobs] = []
         for start in range(0, len(tokens), LOGITS_AT_ONCE):
             part = slice(start, start + LOGITS_AT_ONCE)
-            chosen = torch.tensor(tokens[part], device=hidden.device)
-            logits = self._model.logits(hidden[part])
+            chosen = to_device(torch.tensor(tokens[part]), hidden.device)
+            columns = logprob_columns(self._model.logits(hidden[part]), chosen, num_top)
             counts = [num_top] * len(chosen)
-            entries += token_logprobs(logits, chosen, counts, self._token_text)
+            entries += token_logprobs(HostCopy(*columns).wait(), counts, self._token_text)
         return entries
 
 

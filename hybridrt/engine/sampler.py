@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hybridrt.kernels.sample import sample as draw
 from hybridrt.request import SamplingParams
+from hybridrt.transfer import to_device
 
 _MASK = 2**64 - 1
 
@@ -90,13 +91,15 @@ def _adjust(
         return logits
     logits = logits.clone()
     if penalised:
-        index = torch.tensor(penalised, device=logits.device)
+        index = to_device(torch.tensor(penalised), logits.device)
         logits[index] = _penalise(logits[index], [rows[i] for i in penalised])
     for entries in (biases, bans):
         if entries:
-            row, token, value = (torch.tensor(column) for column in zip(*entries, strict=True))
-            place = (row.to(logits.device), token.to(logits.device))
-            logits.index_put_(place, value.to(logits), accumulate=True)
+            row, token, value = (
+                to_device(torch.tensor(column), logits.device)
+                for column in zip(*entries, strict=True)
+            )
+            logits.index_put_((row, token), value.to(logits.dtype), accumulate=True)
     return logits
 
 
@@ -117,15 +120,15 @@ def _penalise(
 
 def _counts(like: Float[Tensor, "rows vocab"], tokens: Rows[Rows[int]]) -> Tensor:
     """How often each row has each token."""
-    rows = torch.arange(len(tokens)).repeat_interleave(torch.tensor([len(t) for t in tokens]))
+    rows = torch.tensor([i for i, row in enumerate(tokens) for _ in row], dtype=torch.int64)
     flat = torch.tensor([token for row in tokens for token in row], dtype=torch.int64)
-    place = (rows.to(like.device), flat.to(like.device))
+    place = (to_device(rows, like.device), to_device(flat, like.device))
     one = torch.ones((), device=like.device, dtype=like.dtype)
     return torch.zeros_like(like).index_put_(place, one, accumulate=True)
 
 
 def _column(like: Tensor, values: Rows[float]) -> Float[Tensor, "rows 1"]:
-    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
+    return to_device(torch.tensor(values, dtype=like.dtype), like.device)[:, None]
 
 
 def _keep_top(
@@ -139,7 +142,7 @@ def _keep_top(
     asked = [i for i, row in enumerate(rows) if _keeps_top(row.params, vocab)]
     if not asked:
         return logits
-    index = torch.tensor(asked, device=logits.device)
+    index = to_device(torch.tensor(asked), logits.device)
     params = [rows[i].params for i in asked]
     given = logits[index].double()
     given = (given - given.amax(-1, keepdim=True)) / _column(given, [p.temperature for p in params])

@@ -113,13 +113,18 @@ class CausalLM(nn.Module):
         max_model_len: int,
         device: torch.device,
         quantization: Quantization | None = None,
+        *,
+        packs: bool = True,
     ) -> None:
         """Makes what is computed rather than loaded, once the weights are there.
 
-        What gives the logits has 8 bits at least: an error there is one of them all.
+        With `packs` weights are brought into the device's own layout. What gives the logits has
+        8 bits at least: an error there is one of them all.
         """
         for rope in self.ropes:
             rope.prepare(max_model_len, device)
+        if not packs:
+            return
         bits = None if quantization is None else BITS[quantization]
         for module in [*self.modules()]:
             if isinstance(module, Linear | Experts):

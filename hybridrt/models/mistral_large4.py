@@ -148,9 +148,11 @@ class Model(SelectingLM):
         max_model_len: int,
         device: torch.device,
         quantization: Quantization | None = None,
+        *,
+        packs: bool = True,
     ) -> None:
         """Makes what is computed rather than loaded, once the weights are there."""
         learned = self.model.rotary_emb
         assert isinstance(learned, LearnedFrequencies)
         learned.apply_to(self.ropes)
-        super().prepare(max_model_len, device, quantization)
+        super().prepare(max_model_len, device, quantization, packs=packs)

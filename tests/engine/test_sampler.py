@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hybridrt.engine.logprobs import token_logprobs
+from hybridrt.engine.logprobs import logprob_columns, token_logprobs
 from hybridrt.engine.sampler import SamplingRow, derive_seed, sample, uniform
 from hybridrt.request import SamplingParams
 
@@ -245,7 +245,8 @@ def test_logprobs_are_of_the_plain_softmax_with_ranks_from_1(
 ) -> None:
     logits = random_logits(len(num_top), seed)
     chosen = data.draw(st.lists(st.integers(0, 11), min_size=len(num_top), max_size=len(num_top)))
-    entries = token_logprobs(logits, torch.tensor(chosen), num_top, lambda token: f"<{token}>")
+    columns = logprob_columns(logits, torch.tensor(chosen), max(num_top))
+    entries = token_logprobs(columns, num_top, lambda token: f"<{token}>")
     for values, token, count, entry in zip(logits.tolist(), chosen, num_top, entries, strict=True):
         likeliest = sorted(range(VOCAB), key=lambda t: -values[t])
         assert list(entry) == list(dict.fromkeys([token, *likeliest[:count]]))

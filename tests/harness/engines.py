@@ -74,6 +74,11 @@ def _smallest_gap(output: RequestOutput) -> float:
     return min(first - second for first, second, *_ in best_two)
 
 
+def all_at_once(name: str, device: str = "cpu") -> dict[str, tuple[int, Job]]:
+    """All jobs of a row, at the first step."""
+    return {request_id: (0, job) for request_id, job in jobs(name, device).items()}
+
+
 def run(
     llm: LLM,
     requests: Mapping[str, tuple[int, Job]],

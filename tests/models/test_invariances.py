@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from hybridrt import LLM
 from tests.harness.engines import (
-    Job,
+    all_at_once,
     assert_all_same,
     assert_same,
     free_slabs,
@@ -85,7 +85,8 @@ def traffic(draw: st.DrawFn) -> Traffic:
     return Traffic(tuple(draw(st.lists(step, min_size=5, max_size=5))), tuple(victims))
 
 
-def _open(name: str, setting: Setting) -> LLM:
+def open_setting(name: str, setting: Setting) -> LLM:
+    """The engine in that setting."""
     llm = open_llm(name, **setting.options)
     if setting.spare is not None:
         alone = llm.plan.slabs_for(llm.max_model_len)
@@ -100,7 +101,7 @@ def _open(name: str, setting: Setting) -> LLM:
 def test_alone_is_batched_is_chunked_is_beside_aborted_ones(
     name: str, setting: Setting, traffic: Traffic
 ) -> None:
-    llm = _open(name, setting)
+    llm = open_setting(name, setting)
     room = free_slabs(llm)
     kept = list(jobs(name).items())
     requests = {
@@ -114,17 +115,13 @@ def test_alone_is_batched_is_chunked_is_beside_aborted_ones(
     assert free_slabs(llm) == room
 
 
-def _all_at_once(name: str, device: str = "cpu") -> dict[str, tuple[int, Job]]:
-    return {request_id: (0, job) for request_id, job in jobs(name, device).items()}
-
-
 @pytest.mark.parametrize("page_size", [1, 4, 16, 64])
 @pytest.mark.parametrize("name", FIRST_ROWS)
 def test_every_page_size_and_layout(name: str, page_size: int) -> None:
     for block, layout in ((page_size, "HND"), (max(1, page_size // 4), "NHD")):
         options = {"page_size": page_size, "kernel_block_size": block, "kv_layout": layout}
         llm = open_llm(name, **options, max_num_batched_tokens=13)
-        assert_all_same(run(llm, _all_at_once(name)), name)
+        assert_all_same(run(llm, all_at_once(name)), name)
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -135,8 +132,8 @@ def test_preempted_and_resumed(name: str) -> None:
     """
     preemptions = 0
     for spare in range(4):
-        llm = _open(name, Setting({"page_size": 1, "max_num_batched_tokens": 24}, spare))
-        outputs = run(llm, _all_at_once(name))
+        llm = open_setting(name, Setting({"page_size": 1, "max_num_batched_tokens": 24}, spare))
+        outputs = run(llm, all_at_once(name))
         assert_all_same(outputs, name)
         preemptions += sum(output.metrics.num_preemptions for output in outputs.values())
     plan = open_llm(name).plan
@@ -160,7 +157,7 @@ def test_started_over_after_failed_steps(name: str, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(llm.engine.model, "logits", sometimes_failing)
     monkeypatch.setattr(llm, "step", _retrying(llm))
-    outputs = run(llm, _all_at_once(name))
+    outputs = run(llm, all_at_once(name))
     assert_all_same(outputs, name)
     assert all(output.metrics.num_preemptions > 0 for output in outputs.values())
 
@@ -194,8 +191,8 @@ def test_on_a_gpu(name: str) -> None:
     """Batched, chunked and preempted, in both layouts."""
     for spare, layout in ((0, "HND"), (3, "NHD")):
         options = {"page_size": 4, "kv_layout": layout, "max_num_batched_tokens": 13}
-        llm = _open(name, Setting({**options, "device": "cuda"}, spare))
-        assert_all_same(run(llm, _all_at_once(name, "cuda")), name, "cuda")
+        llm = open_setting(name, Setting({**options, "device": "cuda"}, spare))
+        assert_all_same(run(llm, all_at_once(name, "cuda")), name, "cuda")
 
 
 def test_every_model_type_has_a_row() -> None:

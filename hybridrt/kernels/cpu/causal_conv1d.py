@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hybridrt.batch import Rows
 from hybridrt.kernels.cpu.bfloat16 import DTYPES, as_element, as_float, elements, of_dtype
-from hybridrt.kernels.cpu.flat import row_starts
+from hybridrt.kernels.cpu.flat import clear_padding, row_starts
 from hybridrt.kernels.cpu.gated import silu as silu_of
 from hybridrt.kernels.cpu.jit import FEW, kernel, parallel_kernel
 from hybridrt.kernels.reference import causal_conv1d as reference
@@ -37,14 +37,16 @@ def causal_conv1d(
     out = torch.empty(x.shape, dtype=x.dtype)
     weight = weight.to(x.dtype).contiguous()
     shift = torch.zeros_like(weight[:, 0]) if bias is None else bias.to(x.dtype)
+    starts = row_starts(conv_state, pages, initial_pages)
     run = _convolve_few if x.numel() <= FEW else _convolve_many
     run(
         *(of_dtype(x), x.data_ptr(), x.stride(0), weight.data_ptr(), shift.data_ptr()),
         *(batch.cu_seqlens_q.numpy(), batch.has_initial_state.numpy()),
-        *row_starts(conv_state, pages, initial_pages),
+        *starts,
         *(conv_state.data_ptr(), activation is not None, out.data_ptr()),
         *weight.shape,
     )
+    clear_padding(out, len(pages), starts[1])
     return out
 
 

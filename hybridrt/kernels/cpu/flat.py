@@ -27,10 +27,22 @@ def row_starts(
     pages: Int64[Tensor, " rows"],
     initial_pages: Int64[Tensor, " rows"],
 ) -> tuple[Offsets, Offsets]:
-    """Where in `flat_rows` the states begin that rows start from, and those that they leave."""
-    targets = pages.numpy() * cache.stride(0)
+    """Where in `flat_rows` the states begin that rows start from, and those that they leave.
+
+    Rows that are padding, the last of all, are left out.
+    """
+    ids = pages.numpy()
+    live = len(ids) if ids[-1] >= 0 else int((ids >= 0).sum())
+    targets = ids[:live] * cache.stride(0)
     same = initial_pages is pages
-    return targets if same else initial_pages.numpy() * cache.stride(0), targets
+    return targets if same else initial_pages.numpy()[:live] * cache.stride(0), targets
+
+
+def clear_padding(out: Shaped[Tensor, "  tokens *dims"], rows: int, targets: Offsets) -> None:
+    """Zeros for the tokens of those `rows` that `row_starts` left out: each has one, the last."""
+    padding = rows - len(targets)
+    if padding:
+        out[-padding:] = 0
 
 
 _BITS = {torch.float32: torch.float32, torch.bfloat16: torch.uint16, torch.float16: torch.int16}

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hybridrt.batch import Rows
 from hybridrt.kernels.cpu.delta_tokens import SCRATCH, one_token, some_columns, two_tokens
-from hybridrt.kernels.cpu.flat import flat_bits, flat_rows, is_readable, row_starts
+from hybridrt.kernels.cpu.flat import clear_padding, flat_bits, flat_rows, is_readable, row_starts
 from hybridrt.kernels.cpu.fours import FOUR, load4, store4
 from hybridrt.kernels.cpu.jit import inner
 from hybridrt.kernels.cpu.vectors import LANES, load_some, pointer, prefetch, store_some
@@ -48,6 +48,7 @@ def gated_delta_rule(
         starts = row_starts(ssm_state, pages, initial_pages)
         states = flat_rows(ssm_state)
         _scan(*inputs, v.shape[2], *of_rows, *starts, states, out, threads)  # pyright: ignore[reportCallIssue]
+        clear_padding(y, len(pages), starts[1])
         return y
     for run in batch.turns:  # rounded where a row ends
         state = load_states(ssm_state, initial_pages, batch, run, torch.float32)

@@ -12,7 +12,7 @@ from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
 from hybridrt.batch import Rows
-from hybridrt.kernels.cpu.flat import flat_rows, row_starts
+from hybridrt.kernels.cpu.flat import clear_padding, flat_rows, row_starts
 from hybridrt.kernels.cpu.jit import inner
 from hybridrt.kernels.cpu.vector_math import fma, splat
 from hybridrt.kernels.cpu.vectors import LANES, load, load_some, pointer, store, store_some
@@ -33,10 +33,12 @@ def linear_recurrence(
     if state.dtype != torch.float32:  # numba has no bfloat16
         return reference.linear_recurrence(update, decay, state, pages, initial_pages, batch)
     h = torch.empty(update.shape)
+    starts = row_starts(state, pages, initial_pages)
     rows = (batch.cu_seqlens_q, batch.has_initial_state)
-    of_rows = [*(part.numpy() for part in rows), *row_starts(state, pages, initial_pages)]
+    of_rows = [*(part.numpy() for part in rows), *starts]
     inputs = (update.contiguous().numpy(), decay.contiguous().numpy())
     _scan(*inputs, *of_rows, flat_rows(state), h.numpy())  # pyright: ignore[reportCallIssue]
+    clear_padding(h, len(pages), starts[1])
     return h
 
 

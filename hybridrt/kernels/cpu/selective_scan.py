@@ -18,7 +18,7 @@ from hybridrt.kernels.cpu.bfloat16 import (
     singles,
 )
 from hybridrt.kernels.cpu.fast_exp import fast_exp
-from hybridrt.kernels.cpu.flat import row_starts
+from hybridrt.kernels.cpu.flat import clear_padding, row_starts
 from hybridrt.kernels.cpu.jit import inlined, parallel_kernel
 from hybridrt.kernels.reference import selective_scan as reference
 
@@ -43,14 +43,16 @@ def selective_scan(
     x = x.contiguous()
     dt, A, B, C, D = (part.float().contiguous() for part in (dt, A, B, C, D))
     y = torch.empty(x.shape, dtype=x.dtype)
+    starts = row_starts(ssm_state, pages, initial_pages)
     rows = (batch.cu_seqlens_q, batch.has_initial_state, batch.follows)
     _scan(
         *(of_dtype(x), x.data_ptr(), dt.data_ptr(), A.data_ptr(), B.data_ptr(), C.data_ptr()),
         *(D.data_ptr(), *(part.numpy() for part in rows)),
         *(of_dtype(ssm_state), ssm_state.data_ptr()),
-        *row_starts(ssm_state, pages, initial_pages),
+        *starts,
         *(y.data_ptr(), *A.shape),
     )
+    clear_padding(y, len(pages), starts[1])
     return y
 
 

@@ -20,7 +20,7 @@ from hybridrt.kernels.cpu.bfloat16 import (
     of_dtype,
     singles,
 )
-from hybridrt.kernels.cpu.flat import row_starts
+from hybridrt.kernels.cpu.flat import clear_padding, row_starts
 from hybridrt.kernels.cpu.jit import inlined, parallel_kernel
 from hybridrt.kernels.reference import ssd as reference
 
@@ -44,15 +44,17 @@ def ssd(
     x, B, C = (_whole(part.to(x.dtype)) for part in (x, B, C))
     dt, A, D = (part.float().contiguous() for part in (dt, A, D))
     y = torch.empty(x.shape, dtype=x.dtype)
+    starts = row_starts(ssm_state, pages, initial_pages)
     rows = (batch.cu_seqlens_q, batch.has_initial_state, batch.follows)
     _scan(
         *(of_dtype(x), x.data_ptr(), x.stride(0), dt.data_ptr(), A.data_ptr()),
         *(B.data_ptr(), B.stride(0), C.data_ptr(), C.stride(0), D.data_ptr()),
         *(part.numpy() for part in rows),
         *(of_dtype(ssm_state), ssm_state.data_ptr()),
-        *row_starts(ssm_state, pages, initial_pages),
+        *starts,
         *(y.data_ptr(), *x.shape[1:], *B.shape[1:]),
     )
+    clear_padding(y, len(pages), starts[1])
     return y
 
 

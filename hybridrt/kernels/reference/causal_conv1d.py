@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from hybridrt.batch import Rows
-from hybridrt.kernels.reference.states import load_states, prefill_chunks, store_states
+from hybridrt.kernels.reference.states import load_states, prefill_chunks, read_states, store_states
 
 
 def causal_conv1d(
@@ -25,7 +25,7 @@ def causal_conv1d(
     out = torch.empty_like(x)
     n = batch.num_decodes
     if n:
-        window = torch.cat([conv_state[pages[:n]].to(x.dtype), x[:n, None]], dim=1)
+        window = torch.cat([read_states(conv_state, pages[:n], x.dtype), x[:n, None]], dim=1)
         out[:n] = (window * weight.t()).sum(1)
         store_states(conv_state, pages[:n], window[:, 1:])
     for rows in prefill_chunks(batch):

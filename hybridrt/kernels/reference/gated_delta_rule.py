@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from hybridrt.batch import Rows
-from hybridrt.kernels.reference.states import prefill_states, store_states
+from hybridrt.kernels.reference.states import prefill_states, read_states, store_states
 
 LONGEST_CHUNK = 32  # a power of two; the work inside a chunk grows with its square
 CHUNKS_AT_ONCE = 4  # what they need beside their inputs stays in a CPU's cache
@@ -30,7 +30,7 @@ def gated_delta_rule(
     q, k, v, g, beta = (part.float() for part in (q, k, v, g, beta))
     n = batch.num_decodes
     if n:
-        state = ssm_state[pages[:n]].float()
+        state = read_states(ssm_state, pages[:n], torch.float32)
         y[:n] = _step(q[:n], k[:n], v[:n], g[:n], beta[:n], state)
         store_states(ssm_state, pages[:n], state)
     for row, state in prefill_states(ssm_state, pages, initial_pages, batch, torch.float32):

@@ -5,7 +5,7 @@ from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
 from hybridrt.batch import Rows
-from hybridrt.kernels.reference.states import prefill_states, store_states
+from hybridrt.kernels.reference.states import prefill_states, read_states, store_states
 
 CHUNK = 256  # tokens: what a scan does grows with their logarithm
 
@@ -22,7 +22,7 @@ def linear_recurrence(
     h = torch.empty_like(update)
     n = batch.num_decodes
     if n:
-        h[:n] = torch.addcmul(update[:n], decay[:n], state[pages[:n]].float())
+        h[:n] = torch.addcmul(update[:n], decay[:n], read_states(state, pages[:n], torch.float32))
         store_states(state, pages[:n], h[:n])
     for row, last in prefill_states(state, pages, initial_pages, batch, torch.float32):
         for start in range(row.start, row.stop, CHUNK):

@@ -7,7 +7,7 @@ from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
 from hybridrt.batch import Rows
-from hybridrt.kernels.reference.states import prefill_states, store_states
+from hybridrt.kernels.reference.states import prefill_states, read_states, store_states
 
 CHUNK = 32  # the work inside a chunk grows with its square
 
@@ -44,7 +44,9 @@ def mlstm(
     inputs = _Inputs(q.float(), k.float(), v.float(), log_input, log_forget)
     caches, n = (memory, normaliser, peak), batch.num_decodes
     if n:
-        states = c, norm, m = tuple(cache[pages[:n]].float() for cache in caches)
+        states = c, norm, m = tuple(
+            read_states(cache, pages[:n], torch.float32) for cache in caches
+        )
         y[:n] = _step(inputs.at(slice(n)), c, norm, m, eps)
         for cache, state in zip(caches, states, strict=True):
             store_states(cache, pages[:n], state)

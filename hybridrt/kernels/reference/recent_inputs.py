@@ -5,7 +5,7 @@ from jaxtyping import Int64, Shaped
 from torch import Tensor
 
 from hybridrt.batch import Rows
-from hybridrt.kernels.reference.states import load_states, prefill_chunks, store_states
+from hybridrt.kernels.reference.states import load_states, prefill_chunks, read_states, store_states
 
 
 def recent_inputs(
@@ -20,7 +20,7 @@ def recent_inputs(
     out = x.new_empty(len(x), width, x.shape[1])
     n = batch.num_decodes
     if n:
-        out[:n] = torch.cat([state[pages[:n]].to(x.dtype), x[:n, None]], dim=1)
+        out[:n] = torch.cat([read_states(state, pages[:n], x.dtype), x[:n, None]], dim=1)
         store_states(state, pages[:n], out[:n, 1:])
     for rows in prefill_chunks(batch):
         start, stop = rows[0].start, rows[-1].stop

@@ -4,6 +4,8 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
+from hybridrt.transfer import to_device
+
 ONE = 2.0**40
 """The weight of the likeliest token: 2^22 of it add up to less than an int64 holds."""
 
@@ -18,8 +20,8 @@ def sample(
     tokens = logits.argmax(-1)
     drawn = temperature.nonzero()[:, 0]
     if len(drawn):
-        numbers = torch.stack((temperature, least, uniform))[:, drawn].to(logits.device)
-        index = drawn.to(logits.device)
+        numbers = to_device(torch.stack((temperature, least, uniform))[:, drawn], logits.device)
+        index = to_device(drawn, logits.device)
         tokens[index] = _draw(logits[index].double(), *numbers[..., None])
     return tokens
 

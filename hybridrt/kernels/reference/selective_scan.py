@@ -5,7 +5,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from hybridrt.batch import Rows
-from hybridrt.kernels.reference.states import prefill_states, store_states
+from hybridrt.kernels.reference.states import prefill_states, read_states, store_states
 
 CHUNK = 32  # tokens: bounds the memory of one chunk's states
 
@@ -28,7 +28,7 @@ def selective_scan(
     n = batch.num_decodes
     if n:
         decay, update = _step(xf[:n], dt[:n], A, B[:n])
-        states = decay * ssm_state[pages[:n]].float() + update
+        states = decay * read_states(ssm_state, pages[:n], torch.float32) + update
         y[:n] = (states * C[:n, None]).sum(-1)
         store_states(ssm_state, pages[:n], states)
     for row, state in prefill_states(ssm_state, pages, initial_pages, batch, torch.float32):

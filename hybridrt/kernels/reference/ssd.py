@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from hybridrt.batch import Rows
-from hybridrt.kernels.reference.states import prefill_states, store_states
+from hybridrt.kernels.reference.states import prefill_states, read_states, store_states
 
 LONGEST_CHUNK = 64  # decays between tokens are computed per pair: longer chunks waste time
 SMALLEST_LOG = -80.0  # exp gives 2e-35: nothing beside 1, and no slow subnormal number
@@ -48,7 +48,7 @@ def decode(
 ) -> Float[Tensor, "decodes heads head_dim"]:
     """The decode rows' y; they stand first among tokens and rows."""
     n = x.shape[0]
-    state = ssm_state[pages[:n]].float()
+    state = read_states(ssm_state, pages[:n], torch.float32)
     y = _step(x.float(), dt.float(), A, B[:n], C[:n], state)
     store_states(ssm_state, pages[:n], state)
     return torch.addcmul(y, D[:, None], x.float())

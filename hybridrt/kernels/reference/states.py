@@ -7,6 +7,17 @@ from jaxtyping import Float, Int64, Shaped
 from torch import Tensor
 
 from hybridrt.batch import Prefill, Rows
+from hybridrt.kernels.reference.padding import live_only, may_pad
+
+
+def read_states(
+    cache: Shaped[Tensor, "  pages *state"], pages: Int64[Tensor, " rows"], dtype: torch.dtype
+) -> Shaped[Tensor, "  rows *state"]:
+    """A copy of the states in these pages; zeros for a page of -1, which is padding."""
+    if not may_pad(pages):
+        return cache[pages].to(dtype)
+    states = cache[pages.clamp(min=0)].to(dtype)
+    return states.masked_fill_((pages < 0).view(-1, *[1] * (states.dim() - 1)), 0)
 
 
 def load_states(
@@ -20,7 +31,7 @@ def load_states(
 
     What stands in the page of a new sequence is another's, or poison, and not read.
     """
-    states = cache[initial_pages[rows]].to(dtype)
+    states = read_states(cache, initial_pages[rows], dtype)
     if rows.stop > batch.num_decodes:
         fresh = ~batch.has_initial_state[rows].view(-1, *[1] * (states.dim() - 1))
         states.masked_fill_(fresh, 0)
@@ -32,8 +43,9 @@ def store_states(
     pages: Int64[Tensor, " rows"],
     states: Shaped[Tensor, "  rows *state"],
 ) -> None:
-    """Writes each row's state to its page, in the cache's dtype."""
-    cache[pages] = states.to(cache.dtype)
+    """Writes each row's state to its page, in the cache's dtype; none to a page of -1."""
+    states, pages = live_only(states.to(cache.dtype), pages, cache[:1])
+    cache[pages] = states
 
 
 def prefill_states(

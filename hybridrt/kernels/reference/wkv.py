@@ -5,7 +5,7 @@ from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
 from hybridrt.batch import Rows
-from hybridrt.kernels.reference.states import prefill_states, store_states
+from hybridrt.kernels.reference.states import prefill_states, read_states, store_states
 
 CHUNK = 32  # the work inside a chunk grows with its square
 _NOTHING = -1e30  # exp gives 0, whatever is added to it
@@ -28,7 +28,9 @@ def wkv(
     k, v = k.float(), v.float()
     caches, n = (numerator, denominator, peak), batch.num_decodes
     if n:
-        states = above, below, m = tuple(cache[pages[:n]].float() for cache in caches)
+        states = above, below, m = tuple(
+            read_states(cache, pages[:n], torch.float32) for cache in caches
+        )
         y[:n] = _step(k[:n], v[:n], log_decay, bonus, above, below, m)
         for cache, state in zip(caches, states, strict=True):
             store_states(cache, pages[:n], state)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hybridrt.kernels.reference.sample import ONE
 from hybridrt.kernels.triton.launch import block_of, jit
+from hybridrt.transfer import to_device
 
 MOST = 4096  # logits at a time
 _ONE = tl.constexpr(ONE)
@@ -28,7 +29,7 @@ def sample(
         block = min(MOST, block_of(vocab))
         _sample[(rows,)](
             logits,
-            torch.stack((temperature, least, uniform)).to(logits.device, non_blocking=True),
+            to_device(torch.stack((temperature, least, uniform)), logits.device),
             tokens,
             *logits.stride(),
             rows,

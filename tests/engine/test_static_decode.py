@@ -1,0 +1,173 @@
+"""Padded decode steps on fixed tensors give what a batch of the rows alone gives."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.testing import assert_close
+
+from hybridrt import LLM, SamplingParams
+from hybridrt.batch import ForwardBatch
+from hybridrt.cache.plan import GroupPlan
+from hybridrt.cache.spec import Window
+from hybridrt.engine.static_decode import (
+    StaticBatches,
+    StaticDecode,
+    batch_sizes,
+    decode_step,
+    table_width,
+)
+from tests.harness.engines import (
+    LARGEST_ERROR,
+    all_at_once,
+    assert_all_same,
+    free_slabs,
+    jobs,
+    leave_room_for,
+    open_llm,
+    run,
+)
+from tests.harness.properties import bounded
+from tests.models.test_invariances import ROWS, Setting, Traffic, open_setting, settings, traffic
+
+MOST = 13  # rows: behind 8, so that the largest size is none of the usual ones
+ALL_KINDS = "hybrid_stack-every-kind-of-cache"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Of a padded batch: rows in all, and those that are padding."""
+
+    rows: int
+    padding: int
+
+
+def pad(llm: LLM) -> list[Seen]:
+    """Lets an engine pad its decodes. Returns where what it runs will be noted."""
+    engine, seen = llm.engine, list[Seen]()
+    step = decode_step(engine.model)
+
+    def noted(batch: ForwardBatch) -> Tensor:
+        seen.append(Seen(batch.num_rows, int((batch.context_lens == 0).sum())))
+        return step(batch)
+
+    batches = StaticBatches(
+        engine.plan.groups,
+        batch_sizes(MOST),
+        engine.max_model_len,
+        torch.device("cpu"),
+        switches_rope=engine.model.rope_switch_length is not None,
+    )
+    engine._runner.static_decode = StaticDecode(batches, noted)
+    return seen
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_every_model_gives_what_it_gives_without_padding(name: str) -> None:
+    """In a pool so small that some are preempted, full of poison where nobody's pages are."""
+    llm = open_llm(name, page_size=4)
+    leave_room_for(llm, min(llm.plan.slabs_for(llm.max_model_len) + 3, llm.plan.num_slabs))
+    seen = pad(llm)
+    assert_all_same(run(llm, all_at_once(name)), name)
+    assert seen
+
+
+@bounded(25)
+@given(setting=settings(), traffic=traffic())
+def test_a_stack_of_all_kinds_does_so_in_any_setting(setting: Setting, traffic: Traffic) -> None:
+    llm = open_setting(ALL_KINDS, setting)
+    room, seen = free_slabs(llm), pad(llm)
+    arrivals = zip(traffic.arrivals, jobs(ALL_KINDS).items(), strict=True)
+    requests = {request_id: (at, job) for at, (request_id, job) in arrivals}
+    assert_all_same(run(llm, requests), ALL_KINDS)
+    assert free_slabs(llm) == room
+    assert seen
+
+
+@pytest.mark.parametrize("pads", [False, True])
+@pytest.mark.parametrize("name", [ALL_KINDS, "llama-longrope-long", "hybrid_stack-sliding-windows"])
+def test_a_batch_may_be_prepared_while_the_last_step_runs(name: str, pads: bool) -> None:
+    """As on a GPU: sequences go on, end, come in, are aborted and preempted all the same."""
+    for page_size in (1, 16):
+        llm = open_llm(name, page_size=page_size)
+        leave_room_for(llm, min(llm.plan.slabs_for(llm.max_model_len) + 3, llm.plan.num_slabs))
+        llm.engine._runner.prepares_ahead = True
+        if pads:
+            pad(llm)
+        requests = {job: (2 * i, of) for i, (job, of) in enumerate(jobs(name).items())}
+        requests["aborted"] = (1, jobs(name)["job-17"])
+        outputs = run(llm, requests, {"aborted": 5})
+        assert_all_same(outputs, name)
+
+
+def test_of_a_prepared_batch_only_tokens_are_filled_in_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    llm = open_llm(ALL_KINDS, page_size=16)
+    pad(llm)
+    llm.engine._runner.prepares_ahead = True
+    fill, filled = StaticBatches.fill_rest, list[bool]()
+    monkeypatch.setattr(
+        StaticBatches, "fill_rest", lambda *args: (filled.append(during_run[0]), fill(*args))
+    )
+    during_run, decode = [False], llm.engine._runner.static_decode
+    assert decode is not None
+    whole = decode.run
+
+    def noted(batch: ForwardBatch) -> Tensor:
+        during_run[0] = True
+        try:
+            return whole(batch)
+        finally:
+            during_run[0] = False
+
+    monkeypatch.setattr(decode, "run", noted)
+    llm.generate([[1] * 3, [2] * 5], SamplingParams(max_tokens=10, ignore_eos=True))
+    assert filled.count(True) == 1  # the first
+    assert filled.count(False) >= 8
+
+
+@pytest.mark.parametrize("backend", ["reference", "numba"])
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8, 9, 13])
+def test_the_whole_pool_is_the_same(rows: int, backend: str) -> None:
+    """What nobody holds is poison: padding has written nowhere."""
+    pools: list[Tensor] = []
+    for padded in (False, True):
+        options = {"attention_backend": backend, "state_backend": backend, "cache_memory": "8MiB"}
+        llm = open_llm(ALL_KINDS, page_size=4, max_num_seqs=MOST, **options)
+        llm.engine.pool.bytes.fill_(0xFF)
+        seen = pad(llm) if padded else []
+        params = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True)
+        for i in range(rows):
+            llm.add_request([i + 3] * (i % 4 + 2), params)
+        for _ in range(6):
+            llm.step()
+        pools.append(llm.engine.pool.bytes.view(torch.float32))
+    assert seen and all(one.rows - one.padding == rows for one in seen)
+    assert_close(*pools, rtol=LARGEST_ERROR, atol=LARGEST_ERROR, equal_nan=True)
+
+
+def test_sizes_are_few_and_end_with_the_most_rows() -> None:
+    assert batch_sizes(1) == [1]
+    assert batch_sizes(3) == [1, 2, 3]
+    assert batch_sizes(8) == [1, 2, 4, 8]
+    assert batch_sizes(20) == [1, 2, 4, 8, 16, 20]
+    assert batch_sizes(100)[-4:] == [64, 80, 96, 100]
+
+
+@given(
+    size=st.integers(1, 40),
+    block=st.integers(1, 20),
+    chunked=st.booleans(),
+    position=st.integers(0, 400),
+)
+def test_a_table_has_room_for_all_blocks_that_a_token_sees(
+    size: int, block: int, chunked: bool, position: int
+) -> None:
+    window = Window(size, chunked)
+    group = GroupPlan("window", "window", (), block, block, 1, 1, 1, window)
+    blocks = position // block - window.first_visible(position) // block + 1
+    assert blocks <= table_width(group, max_model_len=401)
