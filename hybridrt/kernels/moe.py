@@ -37,7 +37,7 @@ def moe_experts(
     return stacked_moe_experts(x, gate_up, down, *rest)
 
 
-def reads_stacked(*matrices: Float[Tensor, "experts outputs inputs"]) -> bool:
+def reads_stacked(*matrices: Float[Tensor, "experts _ _"]) -> bool:
     """Whether a kernel of numba takes them as they are: then packing them would gain nothing."""
     fitting = all(part.shape[-1] % 32 == 0 and part.is_contiguous() for part in matrices)
     return fitting and numba_takes(*matrices)
