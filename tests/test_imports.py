@@ -12,13 +12,14 @@ import hybridrt
 ROOT = Path(hybridrt.__file__).parent
 
 # Each part may import the parts behind it, and itself.
-LEAVES = {"values", "config", "request", "batch"}
+LEAVES = {"values", "config", "request", "batch", "transfer"}
 BELOW_LLM = LEAVES | {"engine", "models", "layers", "kernels", "cache", "progress"}
 ALLOWED = {
     "values": set(),
     "config": {"values"},
     "request": {"values"},
     "batch": set(),
+    "transfer": set(),
     "prompt": set(),
     "progress": {"request"},
     "demo": set(),

@@ -26,7 +26,8 @@ StateCopies = dict[int, list[PhysicalId]]
 class Exports(NamedTuple):
     """Positions at which a sequence's states are to be left in the cache, the most wanted first.
 
-    For those that are `regular`, and not known to be of use, nothing else is dropped.
+    No position comes twice. For those that are `regular`, and not known to be of use, nothing
+    else is dropped.
     """
 
     wanted: Sequence[int] = ()
@@ -313,6 +314,7 @@ class Reuse:
     ) -> None:
         """Notes the positions' pages: in each group those of the first one, and so on."""
         for index, position in enumerate(positions, first):
+            assert position not in place.exports, position
             own = {g: pages[g][index * parts : (index + 1) * parts] for g, parts in self._parts}
             place.exports[position] = Export(own, rank)
 

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
+from hybridrt.kernels.sample import likeliest
 from hybridrt.kernels.sample import sample as draw
 from hybridrt.request import SamplingParams
 from hybridrt.transfer import to_device
@@ -40,8 +41,7 @@ def sample(logits: Float[Tensor, "rows vocab"], rows: Rows[SamplingRow]) -> Int6
     """One token per row: the likeliest at temperature 0, else a draw."""
     logits = _adjust(logits, rows)
     if all(row.params.greedy for row in rows):
-        unused = torch.zeros(len(rows), dtype=torch.float64)
-        return draw(logits, unused, unused, unused)
+        return likeliest(logits)
     logits = _keep_top(logits, rows)
     temperature, min_p = (
         torch.tensor([getattr(row.params, name) for row in rows], dtype=torch.float64)

@@ -309,10 +309,11 @@ class Scheduler:
         start, end = match.position, len(sequence.token_ids) - 1
         interval = self._config.checkpoint_interval
         step = interval or max(REGULAR, -(-end // (REGULAR * MOST_REGULAR)) * REGULAR)
-        regular = [*range(start // step * step + step, end, step)][::-1]
         wanted = [end] if start < end else []
         if start < match.matched < end:
             wanted.append(match.matched)
+        places = range(start // step * step + step, end, step)
+        regular = [place for place in reversed(places) if place != match.matched]
         if interval is not None:
             wanted, regular = [*wanted, *regular], []
         return Exports(wanted, regular)

@@ -36,7 +36,7 @@ ELSEWHERE: dict[str, str] = {
         Engine._begin_with_token
         Engine._seed Engine._sequence Engine._check Runner.sample_from sampler.derive_seed
         sampler._mix_one
-        Counts.data ReuseStats.take stats.pool_data PrefixCache.data Scheduler.add
+        Counts.data Counts.since ReuseStats.take stats.pool_data PrefixCache.data Scheduler.add
         HoldingScheduler.adopt Scheduler.adopt
     """,
     "when the engine is made": """
@@ -57,11 +57,13 @@ ELSEWHERE: dict[str, str] = {
         HeldSequences.snapshot HeldSequences.restore HeldSequences._passes_switch
         HeldSequences._drop HeldSequences._go_back HeldSequences._forget_last
         held._shortest_seeing HeldSequences.explain_no_room SequencePages.num_committed
-        SequencePages.resume SequencePages.fork SequencePages.rest SequencePages._fork_pages
+        SequencePages.reserve_exports SequencePages.resume SequencePages.fork
+        SequencePages.rest SequencePages._fork_pages
         sequence_pages._committed_pages Reuse.fork PrefixCache.join PageTable.kernel_ids
     """,
     "a hit that leaves no room for the rest, which takes the whole pool": "Match.unused",
     "one that gave way to itself": "SequencePages.forget_cached PrefixCache.forget_all",
+    "on a GPU": "BatchBuilder.move_ahead",
     "more dropped pages than are remembered": "PrefixCache._forget_ghost",
     "reports, tests, and handing pages on": """
         _Group.slabs SlabAllocator.num_free_slabs SlabAllocator.num_unused_slabs

@@ -17,13 +17,10 @@ def sample(
     uniform: Float64[Tensor, " rows"],
 ) -> Int64[Tensor, " rows"]:
     """See `hybridrt.kernels.sample`; `least` is the logarithm of `min_p`."""
-    tokens = logits.argmax(-1)
-    drawn = temperature.nonzero()[:, 0]
-    if len(drawn):
-        numbers = to_device(torch.stack((temperature, least, uniform))[:, drawn], logits.device)
-        index = to_device(drawn, logits.device)
-        tokens[index] = _draw(logits[index].double(), *numbers[..., None])
-    return tokens
+    numbers = to_device(torch.stack((temperature, least, uniform)), logits.device)[..., None]
+    is_greedy = numbers[0] == 0
+    drawn = _draw(logits.double(), numbers[0].where(~is_greedy, 1.0), *numbers[1:])
+    return torch.where(is_greedy[:, 0], logits.argmax(-1), drawn)
 
 
 def _draw(

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from hybridrt.kernels.reference.sample import ONE
 from hybridrt.kernels.triton.launch import block_of, jit
-from hybridrt.transfer import to_device
 
 MOST = 4096  # logits at a time
 _ONE = tl.constexpr(ONE)
@@ -29,7 +28,7 @@ def sample(
         block = min(MOST, block_of(vocab))
         _sample[(rows,)](
             logits,
-            to_device(torch.stack((temperature, least, uniform)), logits.device),
+            torch.stack((temperature, least, uniform)).to(logits.device, non_blocking=True),
             tokens,
             *logits.stride(),
             rows,

@@ -38,7 +38,7 @@ def test_extreme_routings(place: Place, ids: list[list[int]]) -> None:
 
 @pytest.mark.parametrize(("hidden", "inner"), [(1, 1), (7, 3), (70, 130)])
 def test_odd_sizes(place: Place, hidden: int, inner: int) -> None:
-    experts.test_odd_sizes(place[0], place[1], hidden, inner)
+    experts.test_sizes(place[0], place[1], hidden, inner, tokens=3)
 
 
 @pytest.mark.parametrize("biased", [False, True], ids=["plain", "biased"])
@@ -50,7 +50,7 @@ def test_odd_sizes(place: Place, hidden: int, inner: int) -> None:
     ],
 )
 def test_gates_and_biases(place: Place, gating: Gating, biased: bool) -> None:
-    experts.test_gates_and_biases(place[0], place[1], 40, gating, biased)
+    experts.test_gates_and_biases(place[0], place[1], 40, 24, 16, gating, biased)
 
 
 def test_gelu_without_tanh(place: Place) -> None:
