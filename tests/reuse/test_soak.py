@@ -8,7 +8,7 @@ from hybridrt.cache import prefix
 from tests.reuse.cache_checks import assert_all, prefix_of
 from tests.reuse.soak import Soak
 
-REQUESTS = 1_500
+REQUESTS = 1_600
 
 
 def test_a_full_pool_serves_request_after_request(monkeypatch: pytest.MonkeyPatch) -> None:
