@@ -32,11 +32,16 @@ def pack_weight(weight: Float[Tensor, "outputs inputs"]) -> Float[Tensor, "outpu
     return torch.ops.mkldnn._reorder_linear_weight(weight.detach())
 
 
+BLOCK = 64
+"""Outputs in one of oneDNN's blocks."""
+
+
 class BlockedWeight:
     """A packed weight of which it is known how it lies in memory.
 
-    In blocks of 64 outputs `[inputs / 2, 64, 2]`, filled up with zeros. `address` is that of the
-    first block; `packed` holds the memory. `multiply` takes inputs of at most `most` numbers.
+    In blocks of `BLOCK` outputs `[inputs / 2, BLOCK, 2]`, filled up with zeros. `address` is
+    that of the first block; `packed` holds the memory. `multiply` takes inputs of at most `most`
+    numbers.
     """
 
     def __init__(self, packed: Float[Tensor, "outputs inputs"]) -> None:
@@ -46,7 +51,7 @@ class BlockedWeight:
         self.packed = packed
         self.outputs, self.inputs = packed.shape
         self.address: int = torch.ops.mkldnn.data_ptr(packed)
-        self.num_blocks = -(-self.outputs // 64)
+        self.num_blocks = -(-self.outputs // BLOCK)
         self.block_bytes: int = torch.ops.mkldnn._nbytes(packed) // self.num_blocks
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -54,18 +59,18 @@ class BlockedWeight:
 
     def has_blocks_of(self, weight: Float[Tensor, "outputs inputs"]) -> bool:
         """Whether the first block and the last one hold what they should of the plain weight."""
-        pairs = self.block_bytes // (2 * 2 * 64)
-        if 2 * pairs < self.inputs or 2 * 2 * 64 * pairs != self.block_bytes:
+        pairs = self.block_bytes // (2 * 2 * BLOCK)
+        if 2 * pairs < self.inputs or 2 * 2 * BLOCK * pairs != self.block_bytes:
             return False
         for number in {0, self.num_blocks - 1}:
-            rows = weight[64 * number : 64 * number + 64].view(torch.int16)
-            block = torch.zeros(64, 2 * pairs, dtype=torch.int16)
+            rows = weight[BLOCK * number : BLOCK * (number + 1)].view(torch.int16)
+            block = torch.zeros(BLOCK, 2 * pairs, dtype=torch.int16)
             block[: len(rows), : self.inputs] = rows
             memory = (ctypes.c_int16 * block.numel()).from_address(
                 self.address + number * self.block_bytes
             )
-            found = torch.from_numpy(np.ctypeslib.as_array(memory)).view(pairs, 64, 2)
-            if not torch.equal(found, block.view(64, pairs, 2).transpose(0, 1)):
+            found = torch.from_numpy(np.ctypeslib.as_array(memory)).view(pairs, BLOCK, 2)
+            if not torch.equal(found, block.view(BLOCK, pairs, 2).transpose(0, 1)):
                 return False
         return True
 

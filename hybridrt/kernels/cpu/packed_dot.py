@@ -15,11 +15,11 @@ from numba.core.cgutils import alloca_once_value, for_range
 from numba.extending import intrinsic
 
 from hybridrt.kernels.cpu.vectors import INT32, LANES, all_lanes, call, in_each_lane
+from hybridrt.kernels.linear import BLOCK as OUTPUTS
 
 MULTIPLIES_PAIRS = bool(binding.get_host_cpu_features().get("avx512bf16"))
 """Whether the processor has that instruction."""
 
-OUTPUTS = 64
 REGISTERS = OUTPUTS // LANES
 MOST_VECTORS = 6
 """At once: their sums, a pair of each output and of one vector fill the 32 registers."""
