@@ -34,7 +34,6 @@ class Sizes(NamedTuple):
     v: int
     kv_heads: int
     block_size: int
-    table_stride: int
     k_block: int
     k_head: int
     k_token: int
@@ -122,8 +121,8 @@ def _attend_piece(
 @inner
 @no_type_check
 def _work(
-    worker, workers, q, k, more, v, table, positions, sizes, scale, softcap, sinks, pieces, jobs,
-    apart_rows, apart, apart_tops, apart_totals, out
+    worker, workers, q, k, more, v, table, table_stride, positions, sizes, scale, softcap, sinks,
+    pieces, jobs, apart_rows, apart, apart_tops, apart_totals, out
 ):  # fmt: skip  # pragma: no cover
     """Every job whose turn it is: a piece of a row and some query heads of a key head."""
     rows, heads = len(pieces), q.shape[1]
@@ -161,7 +160,7 @@ def _work(
         length = (positions[row] + pieces[row] - seen) // pieces[row]
         count = min(length, positions[row] + 1 - seen - piece * length)
         first = seen % sizes.block_size + piece * length  # its place among those in the table
-        blocks, size = table[row * sizes.table_stride :], sizes.block_size
+        blocks, size = table[row * table_stride :], sizes.block_size
         k_start, v_start = kv_head * sizes.k_head, kv_head * sizes.v_head
         _find(blocks, first, count, size, sizes.k_block, k_start, sizes.k_token, k_places)
         _find(blocks, first, count, size, sizes.v_block, v_start, sizes.v_token, v_places)
@@ -185,7 +184,7 @@ def _work(
 @numba.njit(parallel=True, cache=True)
 @no_type_check
 def attend(
-    q, k, more, v, table, positions, rows, sizes, scale, softcap, sinks, out, threads
+    q, k, more, v, table, table_stride, positions, rows, sizes, scale, softcap, sinks, out, threads
 ):  # pragma: no cover
     """Each row's query, at its position, into `out`: rows, heads and values one behind another.
 
@@ -204,15 +203,15 @@ def attend(
     workers = min(threads, jobs[rows], 1 + products // SHARE)
     if workers == 1:
         _work(
-            0, workers, q, k, more, v, table, positions, sizes, scale, softcap, sinks, pieces,
-            jobs, apart_rows, apart, tops, totals, out
+            0, workers, q, k, more, v, table, table_stride, positions, sizes, scale, softcap, sinks,
+            pieces, jobs, apart_rows, apart, tops, totals, out
         )  # fmt: skip
         join_rows(0, workers, heads, sizes.v, pieces, apart_rows, apart, tops, totals, out)
         return
     for worker in numba.prange(workers):
         _work(
-            np.int64(worker), workers, q, k, more, v, table, positions, sizes, scale, softcap,
-            sinks, pieces, jobs, apart_rows, apart, tops, totals, out
+            np.int64(worker), workers, q, k, more, v, table, table_stride, positions, sizes, scale,
+            softcap, sinks, pieces, jobs, apart_rows, apart, tops, totals, out
         )  # fmt: skip
     if joins > 0:
         for worker in numba.prange(workers):

@@ -58,3 +58,14 @@ def flat_bits(tensor: Shaped[Tensor, "*shape"]) -> Shaped[np.ndarray, " elements
     length = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
     flat = tensor.as_strided((length if tensor.numel() else 0,), (1,))
     return flat.view(_BITS.get(tensor.dtype, tensor.dtype)).numpy()
+
+
+def kept_bits(tensor: Shaped[Tensor, "*shape"]) -> Shaped[np.ndarray, " elements"]:
+    """As `flat_bits`, made once and kept on the tensor, which must never get other memory.
+
+    For a layer's cache and for page tables: all steps, or all layers of a step, ask for them.
+    """
+    bits = getattr(tensor, "kept_bits", None)
+    if bits is None:
+        bits = tensor.kept_bits = flat_bits(tensor)  # pyright: ignore[reportAttributeAccessIssue]
+    return bits

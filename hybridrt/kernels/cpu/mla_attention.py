@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hybridrt.batch import Rows, TokenPages
 from hybridrt.kernels.cpu.attend import Sizes, attend
-from hybridrt.kernels.cpu.flat import flat_bits, is_readable
+from hybridrt.kernels.cpu.flat import is_readable, kept_bits
 from hybridrt.kernels.cpu.mla_project import absorb, expand_values
 from hybridrt.kernels.reference import mla_attention as reference
 from hybridrt.kernels.reference.gather import Reach
@@ -66,7 +66,6 @@ def _decode(
         v=rank,
         kv_heads=1,
         block_size=c_kv.shape[1],
-        table_stride=pages.page_table.stride(0),
         k_block=c_kv.stride(0),
         k_head=0,
         k_token=c_kv.stride(1),
@@ -79,14 +78,15 @@ def _decode(
         chunked=reach.chunked,
         values_are_keys=True,
     )
-    latents = flat_bits(c_kv)
+    latents = kept_bits(c_kv)
     out = torch.empty(*q.shape[:2], rank)
     attend(  # pyright: ignore[reportCallIssue]
         q.numpy(),
         latents,
-        flat_bits(k_pe),
+        kept_bits(k_pe),
         latents,
-        flat_bits(pages.page_table),
+        kept_bits(pages.page_table),
+        pages.page_table.stride(0),
         batch.context_lens.numpy(),
         len(q),
         sizes,

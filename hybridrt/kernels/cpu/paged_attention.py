@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hybridrt.batch import Rows, TokenPages
 from hybridrt.kernels.cpu.attend import Sizes, attend
-from hybridrt.kernels.cpu.flat import flat_bits, is_readable
+from hybridrt.kernels.cpu.flat import is_readable, kept_bits
 from hybridrt.kernels.reference import paged_attention as reference
 from hybridrt.kernels.reference.gather import Reach
 from hybridrt.kernels.reference.softmax_attention import Softmax
@@ -57,13 +57,48 @@ def _decode(
     softmax: Softmax,
     reach: Reach,
 ) -> Float32[Tensor, "rows heads head_dim_v"]:
-    sizes = Sizes(
+    sinks = softmax.sinks
+    out = torch.empty(*q.shape[:2], v.shape[-1])
+    attend(  # pyright: ignore[reportCallIssue]
+        q.float().contiguous().numpy(),
+        kept_bits(k),
+        kept_bits(k),
+        kept_bits(v),
+        kept_bits(pages.page_table),
+        pages.page_table.stride(0),
+        batch.context_lens.numpy(),
+        len(q),
+        _sizes(k, v, reach),
+        np.float32(softmax.scale),
+        np.float32(softmax.softcap or 0),
+        (torch.empty(0) if sinks is None else sinks.float()).numpy(),
+        out.view(-1).numpy(),
+        numba.get_num_threads(),
+    )
+    return out
+
+
+def _sizes(
+    k: Shaped[Tensor, "blocks kv_heads block_size head_dim_k"],
+    v: Shaped[Tensor, "blocks kv_heads block_size head_dim_v"],
+    reach: Reach,
+) -> Sizes:
+    """Of a layer's cache, made once and kept on its keys."""
+    about = v.shape[-1], v.stride(), k.data_ptr() == v.data_ptr(), reach
+    kept = getattr(k, "kept_sizes", None)
+    if kept is None or kept[0] != about:
+        kept = about, _measure(k, v, reach)
+        k.kept_sizes = kept  # pyright: ignore[reportAttributeAccessIssue]
+    return kept[1]
+
+
+def _measure(k: Tensor, v: Tensor, reach: Reach) -> Sizes:
+    return Sizes(
         k=k.shape[-1],
         more=0,
         v=v.shape[-1],
         kv_heads=k.shape[1],
         block_size=k.shape[2],
-        table_stride=pages.page_table.stride(0),
         k_block=k.stride(0),
         k_head=k.stride(1),
         k_token=k.stride(2),
@@ -76,21 +111,3 @@ def _decode(
         chunked=reach.chunked,
         values_are_keys=k.data_ptr() == v.data_ptr(),
     )
-    keys, sinks = flat_bits(k), softmax.sinks
-    out = torch.empty(*q.shape[:2], v.shape[-1])
-    attend(  # pyright: ignore[reportCallIssue]
-        q.float().contiguous().numpy(),
-        keys,
-        keys,
-        flat_bits(v),
-        flat_bits(pages.page_table),
-        batch.context_lens.numpy(),
-        len(q),
-        sizes,
-        np.float32(softmax.scale),
-        np.float32(softmax.softcap or 0),
-        (torch.empty(0) if sinks is None else sinks.float()).numpy(),
-        out.view(-1).numpy(),
-        numba.get_num_threads(),
-    )
-    return out
