@@ -40,6 +40,10 @@ class LLM:
         # go to its inbox; of the others the latest waits here for the next `step`.
         self._inboxes: dict[str, list[RequestOutput]] = {}
         self._unread: dict[str, RequestOutput] = {}
+        if self.config.publish_stats:
+            from hybridrt.introspection.publish import publish
+
+            publish(self.engine)
 
     @property
     def plan(self) -> CachePlan:
@@ -179,6 +183,14 @@ class LLM:
         `cache` has the pages and checkpoints that are kept, and how many were dropped.
         """
         return self.engine.stats()
+
+    def stats_rows(self) -> list[dict[str, Any]]:
+        """What the engine did, as rows over time: at most two a second while it works.
+
+        `pandas.DataFrame(llm.stats_rows())` takes them; docs/introspection.md names the columns.
+        The last 4,096 are kept.
+        """
+        return self.engine.recorder.rows
 
     def cache_map(self) -> CacheMap:
         """Who owns each slab and page of the pool now: a snapshot, which prints as a table.

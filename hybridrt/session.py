@@ -16,7 +16,7 @@ from hybridrt.engine.saved_session import check_saved, plain_fingerprint
 from hybridrt.introspection.session_tables import layer_tables, session_tables
 from hybridrt.prompt import ParsedPrompt, Prompt, parse
 from hybridrt.request import RequestOutput, SamplingParams
-from hybridrt.show import ShowsItself, Shown
+from hybridrt.show import Shown, ShowsItself
 
 Run = Callable[[Held, SamplingParams | None], Iterator[RequestOutput]]
 """Steps the engine until a held sequence has what is asked for, and gives its outputs."""

@@ -6,7 +6,7 @@ What is shown is a sequence of rich tables and of texts. Nothing here knows what
 import html
 import io
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 Shown = Sequence["Table | str"]
 
 TEXT_WIDTH = 100
+KIND_STYLES = {"full": "cyan", "window": "green", "state": "magenta"}
 _TABLE_STYLE = "border-collapse:collapse;margin:0.5em 0;color:inherit;background:none"
 _CAPTION_STYLE = "text-align:left;font-weight:bold;color:inherit"
 _CELL_STYLE = "padding:0.15em 0.8em 0.15em 0;vertical-align:top;font-weight:normal"
@@ -41,6 +42,41 @@ class ShowsItself(ABC):
 
     def _repr_html_(self) -> str:
         return as_html(self.shown())
+
+
+def simple_table(title: str | None, *columns: str, right: Iterable[str] = ()) -> "Table":
+    """An empty table in the one style of this project; columns of numbers stand `right`."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    right = set(right)
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left")
+    return table
+
+
+def kind_text(kind: str, text: str) -> str:
+    """Text in the colour of a kind."""
+    style = KIND_STYLES.get(kind)
+    return f"[{style}]{text}[/]" if style else text
+
+
+def size_text(num_bytes: float) -> str:
+    """`12.3 MiB`."""
+    for unit in ("bytes", "KiB", "MiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:,.0f} bytes" if unit == "bytes" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:,.1f} GiB"
 
 
 def as_text(parts: Shown, width: int = TEXT_WIDTH) -> str:

@@ -17,7 +17,7 @@ from hybridrt.cache.cache_map_tables import map_tables
 from hybridrt.cache.plan import CachePlan, GroupPlan
 from hybridrt.cache.pool import Pool
 from hybridrt.cache.sequence_pages import SequencePages
-from hybridrt.show import ShowsItself, Shown
+from hybridrt.show import Shown, ShowsItself
 
 UNUSED, FREE, CACHED, SHARED = -4, -3, -2, -1
 NO_GROUP = -1
@@ -99,9 +99,7 @@ class CacheMap(ShowsItself):
         held = np.bincount(self.slab_groups + 1, minlength=len(self.plan.groups) + 1)
         return tuple(
             _use(group, int(num_slabs), owners)
-            for group, num_slabs, owners in zip(
-                self.plan.groups, held[1:], self.pages, strict=True
-            )
+            for group, num_slabs, owners in zip(self.plan.groups, held[1:], self.pages, strict=True)
         )
 
     @property
@@ -226,7 +224,9 @@ def cache_map(pool: Pool, pages: SequencePages) -> CacheMap:
         has_slab = _any_in_row(is_taken.reshape(pool.plan.num_slabs, size))
         slab_groups += has_slab * np.int16(g - NO_GROUP)  # sums are faster than masks
         # 0, 1 and 2: unused, free, and cached until a holder is found.
-        owners = (is_taken + (has_slab if size == 1 else np.repeat(has_slab, size))).astype(np.int32)
+        owners = (is_taken + (has_slab if size == 1 else np.repeat(has_slab, size))).astype(
+            np.int32
+        )
         owners += UNUSED
         rows = [table[g].kernel_ids_from(0)[:: group.blocks_per_page] for table in tables]
         others = [(number, held) for number, of, held in apart if of == g]

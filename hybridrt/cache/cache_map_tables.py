@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from hybridrt.cache.explain import kind_text, simple_table, size_text
+from hybridrt.show import kind_text, simple_table, size_text
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -10,7 +10,7 @@ from math import ceil, lcm
 
 from hybridrt.cache.cuts import ACCEPTED_PADDING
 from hybridrt.cache.spec import Kind, Window
-from hybridrt.show import ShowsItself, Shown
+from hybridrt.show import Shown, ShowsItself
 
 UNENDING = 2**40
 """Tokens: more than any sequence has."""

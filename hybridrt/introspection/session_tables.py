@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hybridrt.cache.explain import bytes_text, kind_text, simple_table, size_text, tensor_text
+from hybridrt.cache.explain import bytes_text, tensor_text
 from hybridrt.cache.page_table import PageTable
 from hybridrt.cache.plan import GroupPlan, LayerPlan
+from hybridrt.show import kind_text, simple_table, size_text
 
 if TYPE_CHECKING:
     from hybridrt.engine.engine import Engine
