@@ -35,11 +35,12 @@ def _numbers(engine: Mapping[str, Any], now: float) -> Table:
     row = engine["now"]
     table = Table.grid(padding=(0, 2))
     quiet, busy = now - row["time"], row["running"] + row["waiting"]
-    state = f"step {row['step']:,}"
+    steps = f"{row['step']:,}"
     if quiet >= LATE:
-        state += f", {'no step' if busy else 'idle'} for {_duration(quiet)}"
+        steps += f", {'none' if busy else 'idle'} for {_duration(quiet)}"
     requests = f"{row['running']:,} running, {row['waiting']:,} waiting"
-    table.add_row("requests", f"{requests}, {row['sessions']:,} sessions; {state}")
+    table.add_row("requests", f"{requests}, {row['sessions']:,} sessions open")
+    table.add_row("steps", steps)
     speeds = [row[f"{what}_tokens_per_second"] for what in ("prompt", "generated")]
     if not busy and quiet >= LATE:
         speeds = [0.0, 0.0]

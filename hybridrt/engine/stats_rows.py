@@ -42,8 +42,9 @@ class StatsRecorder:
         self._prompt_tokens = 0
         self._generated_tokens = 0
         self._counted = Counts()
-        self._since = time.monotonic()
         self._waits = True  # for requests
+        self._since = 0.0  # when it last began to work, or the last row was made
+        self._before = 0.0  # seconds of work before that, of which there is no row yet
         self._last_is_busy = False
         self.listener: Listener | None = None
 
@@ -71,21 +72,26 @@ class StatsRecorder:
 
     def update(self) -> None:
         """Makes a row if it is time for one, or if there is nothing to do any more."""
-        now = time.monotonic()
-        if now - self._since >= ROW_SECONDS or (
-            self._last_is_busy and not self._scheduler.has_unfinished
-        ):
+        now, is_busy = time.monotonic(), self._scheduler.has_unfinished
+        if self._seconds(now) >= ROW_SECONDS or (self._last_is_busy and not is_busy):
             self.add_row(now)
+        elif not is_busy:
+            self._before, self._waits = self._seconds(now), True
 
     def add_row(self, now: float) -> None:
         """Makes a row of what there is since the last. `now` is of `time.monotonic`."""
-        row = self._row(max(now - self._since, 1e-9))
+        row = self._row(max(self._seconds(now), 1e-9))
         self._rows.append(row)
-        self._waits = not self._scheduler.has_unfinished
-        self._last_is_busy = not self._waits
-        self._since, self._prompt_tokens, self._generated_tokens = now, 0, 0
+        self._last_is_busy = self._scheduler.has_unfinished
+        self._waits = not self._last_is_busy
+        self._since, self._before = now, 0.0
+        self._prompt_tokens = self._generated_tokens = 0
         if self.listener is not None:
             self.listener(row, self.details())
+
+    def _seconds(self, now: float) -> float:
+        """How long it has worked since the last row."""
+        return self._before if self._waits else self._before + now - self._since
 
     def details(self) -> dict[str, Any]:
         """As `LLM.stats`, less the interval, of which the caller of that knows."""
