@@ -1,18 +1,23 @@
-"""What `llm.cache_map()` takes: milliseconds for pools of very many pages.
+"""What looking at a running engine takes: `llm.cache_map()`, `llm.stats_rows()`, `hybridrt top`.
 
     python benchmarks/cache_map.py [--json PATH] [--md PATH] [--repeats 200]
 
 Pools without bytes, with the real allocator, page tables and prefix cache. Prompts are admitted,
 shared and freed at random until the pool is nearly full, so that pages of all kinds lie between
 each other. The time is of the thread, of one call.
+
+What is counted at every step for `llm.stats_rows()` is measured with 64 rows that decode; a row of
+it and the file for `hybridrt top`, which are made at most twice a second, with the demo's pool.
 """
 
 import argparse
 import json
+import os
 import random
 import statistics
+import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +25,7 @@ import torch
 from about import machine
 from versus_tables import markdown
 
+from hybridrt import LLM, SamplingParams
 from hybridrt.cache.cache_map import CacheMap, cache_map
 from hybridrt.cache.plan import CachePlan, GroupPlan
 from hybridrt.cache.pool import Pool
@@ -28,6 +34,8 @@ from hybridrt.cache.prefix_tree import token_bytes
 from hybridrt.cache.sequence_pages import SequencePages
 from hybridrt.cache.spec import Window
 from hybridrt.config import EngineConfig
+from hybridrt.engine.scheduler import Row
+from hybridrt.introspection.published import Publisher
 
 PAGE_SIZE = 16
 NUM_SEQUENCES = 64
@@ -56,6 +64,7 @@ def main() -> None:
     options = _options()
     rows = [measure(name, options.repeats) for name in POOLS]
     result = {"aim_ms": AIM, "repeats": options.repeats, **machine(), "rows": rows}
+    result["stats_us"] = measure_stats(options.repeats)
     print(page(result))
     if options.json:
         options.json.write_text(json.dumps(result, indent=2) + "\n")
@@ -89,6 +98,43 @@ def measure(name: str, repeats: int) -> dict[str, Any]:
         "least_ms": min(times),
         "p95_ms": statistics.quantiles(times, n=20)[-1],
     }
+
+
+def measure_stats(repeats: int) -> dict[str, float]:
+    """Median microseconds of what a recorder does at every step, for a row, and for its file."""
+    llm = LLM("demo", cache_memory="64MiB")
+    recorder = llm.engine.recorder
+    params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
+    for number in range(NUM_SEQUENCES):
+        llm.add_request({"prompt_token_ids": [3, 4, 5 + number % 50]}, params)
+    sequences = [*llm.engine._scheduler._waiting.values()]
+    rows = [Row(sequence, 3, 4) for sequence in sequences]
+
+    def step() -> None:
+        recorder.note_rows(rows, time.monotonic())
+        recorder.note_generated(len(rows))
+        recorder.note_step()
+
+    def timed(call: Callable[[], object]) -> float:
+        times: list[float] = []
+        for _ in range(repeats):
+            start = time.thread_time()
+            call()
+            times.append(1e6 * (time.thread_time() - start))
+        return statistics.median(times)
+
+    recorder.add_row(time.monotonic())
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["XDG_RUNTIME_DIR"] = folder
+        publisher = Publisher({"model": "demo"})
+        row, details = recorder.rows[-1], recorder.details()
+        found = {
+            "every step": timed(step),
+            "a row": timed(lambda: recorder.add_row(time.monotonic())),
+            "its file": timed(lambda: publisher.write(row, details)),
+        }
+        publisher.close()
+    return found
 
 
 def _shares(found: CacheMap) -> dict[str, float]:
@@ -160,16 +206,29 @@ def page(result: Mapping[str, Any]) -> str:
         for row in result["rows"]
     ]
     slow = [row["pool"] for row in result["rows"] if row["median_ms"] > result["aim_ms"]]
-    about = {name: result[name] for name in result if name not in ("rows", "aim_ms", "repeats")}
+    about = {
+        name: result[name]
+        for name in result
+        if name not in ("rows", "aim_ms", "repeats", "stats_us")
+    }
     parts = [
-        "# What a cache map takes",
-        f"`python benchmarks/cache_map.py`; {result['repeats']} calls each, time of the thread.",
+        "# What looking at a running engine takes",
+        f"`python benchmarks/cache_map.py`; {result['repeats']} calls of each, time of the thread.",
         ", ".join(f"{name} {value}" for name, value in about.items()),
-        f"Aim: under {result['aim_ms']:.0f} ms for 100,000 pages. Missed by: "
+        f"Aim for `llm.cache_map()`: under {result['aim_ms']:.0f} ms for 100,000 pages. Missed by: "
         f"{', '.join(slow) or 'none'}.",
         markdown(heads, lines),
+        f"Stats: {_stats_text(result['stats_us'])}.",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _stats_text(times: Mapping[str, float]) -> str:
+    return (
+        f"at every step of {NUM_SEQUENCES} rows {times['every step']:.1f} microseconds; at most "
+        f"twice a second {times['a row']:.0f} for a row of `llm.stats_rows()`, and where "
+        f"`publish_stats` is on {times['its file']:.0f} for the file that `hybridrt top` reads"
+    )
 
 
 if __name__ == "__main__":
