@@ -39,6 +39,13 @@ def _kernel_block_size_of_environment() -> int | None:
     return int(text)
 
 
+def _publish_stats_of_environment() -> bool:
+    text = os.environ.get("HYBRIDRT_PUBLISH_STATS", "0")
+    if text not in ("0", "1"):
+        raise ValueError(f"HYBRIDRT_PUBLISH_STATS={text!r} should be 0 or 1")
+    return text == "1"
+
+
 class EngineConfig(Value):
     """How a model is loaded, cached and scheduled. Sizes in tokens unless said otherwise.
 
@@ -73,6 +80,9 @@ class EngineConfig(Value):
         compile: run decode steps through torch.compile; needs a C++ compiler.
         cuda_graphs: record decode steps when the engine starts. `None`: on a CUDA device, if
             nothing in a step of this model asks the device for anything.
+        publish_stats: let `hybridrt top` see this engine: at most twice a second it writes numbers
+            (no text, no token) to a file of this user. If not given, the environment's
+            `HYBRIDRT_PUBLISH_STATS` (0 or 1), else false.
         seed: from which requests without a seed of their own draw theirs.
         poison_freed_pages: fill freed pages with NaN, to find stale reads.
         ignore_config_keys: keys of `config.json` that the model file does not know
@@ -102,6 +112,9 @@ class EngineConfig(Value):
     state_backend: Literal["auto", "reference", "numba", "triton", "mamba_ssm"] = "auto"
     compile: bool = False
     cuda_graphs: bool | None = None
+    publish_stats: bool = Field(
+        default_factory=_publish_stats_of_environment, validate_default=True
+    )
     seed: int = Field(default=0, ge=0, lt=2**63)
     poison_freed_pages: bool = False
     ignore_config_keys: Annotated[tuple[str, ...], BeforeValidator(as_tuple)] = ()

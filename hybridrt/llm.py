@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hybridrt.cache.cache_map import CacheMap, cache_map
 from hybridrt.cache.plan import CachePlan
 from hybridrt.cache.regions import CacheRegions
 from hybridrt.config import EngineConfig
@@ -39,6 +40,10 @@ class LLM:
         # go to its inbox; of the others the latest waits here for the next `step`.
         self._inboxes: dict[str, list[RequestOutput]] = {}
         self._unread: dict[str, RequestOutput] = {}
+        if self.config.publish_stats:
+            from hybridrt.introspection.publish import publish
+
+            publish(self.engine)
 
     @property
     def plan(self) -> CachePlan:
@@ -178,6 +183,21 @@ class LLM:
         `cache` has the pages and checkpoints that are kept, and how many were dropped.
         """
         return self.engine.stats()
+
+    def stats_rows(self) -> list[dict[str, Any]]:
+        """What the engine did, as rows over time: at most two a second while it works.
+
+        `pandas.DataFrame(llm.stats_rows())` takes them; docs/introspection.md names the columns.
+        The last 4,096 are kept.
+        """
+        return self.engine.recorder.rows
+
+    def cache_map(self) -> CacheMap:
+        """Who owns each slab and page of the pool now: a snapshot, which prints as a table.
+
+        It takes less than a millisecond, so it can be asked for at every step.
+        """
+        return cache_map(self.engine.pool, self.engine.pages)
 
     def cache_regions(self) -> CacheRegions:
         """The pool as one region of memory, and the bytes in it that hold given pages."""

@@ -13,14 +13,16 @@ from hybridrt.engine.engine import Engine
 from hybridrt.engine.held import Held
 from hybridrt.engine.read_cache import read_layer
 from hybridrt.engine.saved_session import check_saved, plain_fingerprint
+from hybridrt.introspection.session_tables import layer_tables, session_tables
 from hybridrt.prompt import ParsedPrompt, Prompt, parse
 from hybridrt.request import RequestOutput, SamplingParams
+from hybridrt.show import Shown, ShowsItself
 
 Run = Callable[[Held, SamplingParams | None], Iterator[RequestOutput]]
 """Steps the engine until a held sequence has what is asked for, and gives its outputs."""
 
 
-class Session:
+class Session(ShowsItself):
     """One sequence that stays in the cache. `llm.session()` opens one.
 
     Its pages are held until it is closed, whatever else runs. Every method but `close` raises
@@ -74,6 +76,10 @@ class Session:
     def __repr__(self) -> str:
         state = f"{self.num_tokens} tokens" if not self.closed else "closed"
         return f"<Session {self._held.name}: {state}>"
+
+    def shown(self) -> Shown:
+        """Its pages in each group, as a table."""
+        return session_tables(self._engine, self._held)
 
     @property
     def closed(self) -> bool:
@@ -261,12 +267,16 @@ class Session:
         return self._held
 
 
-class SessionLayer:
+class SessionLayer(ShowsItself):
     """What one cached layer holds of a session."""
 
     def __init__(self, session: Session, plan: LayerPlan) -> None:
         self._session = session
         self.plan = plan
+
+    def shown(self) -> Shown:
+        """What it is and what it holds, as a table."""
+        return layer_tables(self._session._engine, self._session._held, self.plan)
 
     @property
     def name(self) -> str:

@@ -1,53 +1,30 @@
 """A cache plan for people (tables) and for programs (plain data)."""
 
-import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 from hybridrt.cache.plan import CachePlan, GroupPlan, LayerPlan
 from hybridrt.cache.spec import Window
+from hybridrt.show import Shown, as_text, kind_text, simple_table, size_text
 
 LENGTHS = (512, 2_048, 8_192, 32_768, 131_072)
 """Tokens of the sequences that are counted."""
 MOST_ROWS = 24
 """A table of more layers than this has one row for all layers that are alike."""
-KIND_STYLES = {"full": "cyan", "window": "green", "state": "magenta"}
 
 
 def explain(plan: CachePlan) -> str:
     """The plan as plain text: groups, layers, what a sequence takes and how many fit."""
-    file = io.StringIO()
-    console = Console(file=file, width=100, color_system=None, force_terminal=False)
-    for table in (groups_table(plan), layers_table(plan)):
-        console.print(table)
-        console.print()
-    console.print(summary(plan))
-    console.print(f"Sequences that fit at once: {_fits_text(plan)} tokens")
-    for note in plan.notes:
-        console.print(note)
-    return "\n".join(line.rstrip() for line in file.getvalue().splitlines()).strip("\n")
+    return as_text(plan_shown(plan))
 
 
-def simple_table(title: str, *columns: str, right: Iterable[str] = ()) -> Table:
-    """An empty table in the one style of this project; columns of numbers stand `right`."""
-    table = Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        box=SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-        collapse_padding=True,
-    )
-    right = set(right)
-    for column in columns:
-        table.add_column(column, justify="right" if column in right else "left")
-    return table
+def plan_shown(plan: CachePlan) -> Shown:
+    """The plan as tables and a text."""
+    lines = [summary(plan), f"Sequences that fit at once: {_fits_text(plan)} tokens", *plan.notes]
+    return [groups_table(plan), layers_table(plan), "\n".join(lines)]
 
 
 def groups_table(plan: CachePlan) -> Table:
@@ -185,12 +162,6 @@ def number_ranges(numbers: Sequence[int]) -> str:
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
-def kind_text(kind: str, text: str) -> str:
-    """Text in the colour of a kind."""
-    style = KIND_STYLES.get(kind)
-    return f"[{style}]{text}[/]" if style else text
-
-
 def bytes_text(layer: LayerPlan) -> str:
     """What a token takes, or a sequence where that is all."""
     if layer.page_size is None:
@@ -207,15 +178,6 @@ def states_text(layer: LayerPlan) -> str:
 def tensor_text(name: str, shape: Sequence[int], dtype: str) -> str:
     """`kv 2x16x64 float32`."""
     return f"{name} {'x'.join(map(str, shape))} {dtype}"
-
-
-def size_text(num_bytes: float) -> str:
-    """`12.3 MiB`."""
-    for unit in ("bytes", "KiB", "MiB"):
-        if num_bytes < 1024:
-            return f"{num_bytes:,.0f} bytes" if unit == "bytes" else f"{num_bytes:.1f} {unit}"
-        num_bytes /= 1024
-    return f"{num_bytes:,.1f} GiB"
 
 
 def _fits_text(plan: CachePlan) -> str:

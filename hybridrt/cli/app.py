@@ -12,6 +12,7 @@ from hybridrt.cli.generate import generate
 from hybridrt.cli.inspect import inspect
 from hybridrt.cli.options import expands_options
 from hybridrt.cli.plan import plan
+from hybridrt.cli.top import top
 
 app = typer.Typer(
     add_completion=False,
@@ -45,6 +46,6 @@ def _hybridrt(
     """
 
 
-for _command in (demo, generate, chat, plan, inspect):
+for _command in (demo, generate, chat, plan, inspect, top):
     app.command()(reports_errors(expands_options(_command)))
 app.add_typer(bench, name="bench")

@@ -1,6 +1,7 @@
 """Loading a model for a command, with progress for whoever watches."""
 
 import gc
+import os
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,12 @@ if TYPE_CHECKING:
 
 
 def load_llm(model: str, engine: EngineOptions, **more: Any) -> "LLM":
-    """The model, ready to run. Wrong options are refused before torch is imported."""
+    """The model, ready to run. Wrong options are refused before torch is imported.
+
+    `hybridrt top` sees it, unless the environment says otherwise.
+    """
+    if "HYBRIDRT_PUBLISH_STATS" not in os.environ:
+        more = {"publish_stats": True} | more
     config = engine_config(model, engine, **more)
     with busy("starting"):
         from hybridrt.llm import LLM

@@ -33,6 +33,7 @@ from hybridrt.engine.sampler import derive_seed
 from hybridrt.engine.scheduler import Row
 from hybridrt.engine.sequence import Sequence
 from hybridrt.engine.stats import pool_data
+from hybridrt.engine.stats_rows import StatsRecorder
 from hybridrt.engine.tokenizer import Tokenizer
 from hybridrt.request import Request, RequestOutput, SamplingParams
 
@@ -63,6 +64,7 @@ class Engine:
         switch = self.model.rope_switch_length
         self._scheduler = HoldingScheduler(self.config, self.pages, switch)
         self.held = HeldSequences(self.pages, self.pool, switch)
+        self.recorder = StatsRecorder(self._scheduler, self.pool, self.pages, self.held)
         self._runner = Runner(
             self.model,
             self.pages,
@@ -205,10 +207,12 @@ class Engine:
             self._scheduler.preempt_all(rows)
             raise
         try:
-            return self._commit(rows, results)
+            outputs = self._commit(rows, results)
         except BaseException:
             self._start_over()
             raise
+        self.recorder.note_step()
+        return outputs
 
     def stats(self) -> dict[str, Any]:
         """What was reused, in all and since this was last asked, and what the pool holds now."""
@@ -225,6 +229,7 @@ class Engine:
                     self._scheduler.remove(sequence)
                     self._settle(sequence)
         del self._entries[request_id]
+        self.recorder.update()
 
     @contextmanager
     def repairing(self) -> Iterator[None]:
@@ -304,6 +309,7 @@ class Engine:
                 for sibling, draw in zip(sequence.siblings, result.siblings, strict=True):
                     self._note_token(sibling, draw)
                     sampled.append(sibling)
+        self.recorder.note_generated(len(sampled))
         tokens = [result.token for result in results]
         for sequence in self._scheduler.commit(rows, tokens, sibling_tokens):
             self._settle(sequence)
@@ -338,6 +344,7 @@ class Engine:
         result = self._runner.sample_from(run.known_logits, row)
         assert result.token is not None
         self._note_token(run, result)
+        self.recorder.note_generated(1)
         run.append(result.token)
         if run.finish_reason is not None:
             self._settle(run)
@@ -387,8 +394,9 @@ class Engine:
     def _token_text(self, token: int) -> str | None:
         return None if self.tokenizer is None else self.tokenizer.token_text(token)
 
-    def _note_scheduled(self, rows: Iterable[Row]) -> None:
+    def _note_scheduled(self, rows: Rows[Row]) -> None:
         now = time.monotonic()
+        self.recorder.note_rows(rows, now)
         for row in rows:
             self._entries[row.sequence.request.request_id].note_scheduled(now)
 

@@ -10,9 +10,10 @@ from hybridrt.cli.errors import reports_errors
 _WITHOUT_TORCH = """
 import sys
 from hybridrt.cli.app import app
-commands = ["demo", "generate", "chat", "plan", "inspect", "bench"]
+commands = ["demo", "generate", "chat", "plan", "inspect", "top", "bench"]
 calls = [["--help"], ["--version"], ["generate", "demo", "x", "--temperature=-1"]]
 calls += [[command, "--help"] for command in commands]
+calls += [["top", "--once", "--json"]]
 calls += [["bench", command, "--help"] for command in ("latency", "throughput", "startup")]
 for call in calls:
     try:
@@ -47,7 +48,7 @@ def _python(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
 def test_help_and_refused_options_do_not_import_torch():
     done = _python("-c", _WITHOUT_TORCH)
     assert done.returncode == 0, done.stderr
-    for command in ("demo", "generate", "chat", "plan", "inspect", "bench"):
+    for command in ("demo", "generate", "chat", "plan", "inspect", "top", "bench"):
         assert command in done.stdout
 
 
