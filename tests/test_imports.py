@@ -1,4 +1,7 @@
-"""Imports go one way: `cli -> measure -> llm -> engine -> models -> layers -> {kernels, cache}`."""
+"""Imports go one way: `cli -> llm -> introspection -> engine -> models -> layers -> {kernels, cache}`.
+
+`measure` stands between `cli` and `llm`.
+"""
 
 import ast
 import subprocess
@@ -28,11 +31,12 @@ ALLOWED = {
     "layers": LEAVES | {"kernels", "cache"},
     "models": LEAVES | {"layers", "kernels", "cache"},
     "engine": LEAVES | {"models", "layers", "kernels", "cache", "progress"},
-    "session": BELOW_LLM | {"prompt"},
+    "introspection": BELOW_LLM | {"prompt"},
+    "session": BELOW_LLM | {"prompt", "introspection"},
     "llm": BELOW_LLM | {"session", "prompt"},
     "measure": BELOW_LLM | {"llm", "session", "prompt"},
     "__init__": LEAVES | {"llm", "session", "models"},
-    "cli": BELOW_LLM | {"__init__", "llm", "session", "prompt", "demo", "measure"},
+    "cli": BELOW_LLM | {"__init__", "llm", "session", "prompt", "introspection", "demo", "measure"},
     "__main__": {"cli"},
 }
 # Within a part too: nothing of torch may be needed to read a request or a config.

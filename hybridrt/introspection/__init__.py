@@ -1,0 +1,1 @@
+"""Looking inside: what each layer holds of a session, what it held earlier, and what if."""
