@@ -1,6 +1,5 @@
-"""Imports go one way: `cli -> llm -> introspection -> engine -> models -> layers -> {kernels, cache}`.
-
-`measure` stands between `cli` and `llm`.
+"""Imports go one way, from `cli`, `measure` and `llm` to `introspection`, `engine`, `models`,
+`layers`, and last `kernels` and `cache`.
 """
 
 import ast

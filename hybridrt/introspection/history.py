@@ -77,8 +77,10 @@ def _in_cache(access: Access, plan: LayerPlan, position: int) -> LayerCache | No
     """The first tokens out of what the session has of more; None: they are not all there."""
     engine = access.engine
     layer, group = engine.model.cached_layers()[plan.name], engine.plan.group(plan.group)
+    if not position:
+        return open_cache(layer, plan, engine.pool, None, 0)
     if plan.kind == "state":
-        return StateCache(layer, plan, engine.pool, None) if not position else None
+        return None
     table = engine.held.table(access.held, plan.group)
     released = 0 if table is None else table.num_released * (group.page_size or 1)
     if released > group.first_kept(position):
