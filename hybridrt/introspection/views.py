@@ -103,7 +103,7 @@ class TensorView:
         device = self._view._access.engine.pool.bytes.device
         rows = torch.arange(cache.rows.start, cache.rows.stop, device=device)[first]
         found = cache.read(self.name, rows.reshape(-1))
-        found = found.unflatten(0, rows.shape) if rows.dim() != 1 else found
+        found = found.reshape((*rows.shape, *found.shape[1:]))
         return found[(*(slice(None),) * rows.dim(), *rest)]
 
     def __setitem__(self, index: Any, value: Any) -> None:
