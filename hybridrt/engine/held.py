@@ -127,7 +127,7 @@ class HeldSequences:
 
     def begin(self, held: Held, run: HeldRun) -> None:
         """Lets a run start from what is there. It ends with `settle`."""
-        self._forget_abandoned(held)
+        self._forget_abandoned()
         if held.num_computed == len(held.token_ids) and held.logits is None:
             self._forget_last(held)
         run.num_computed = run.num_known = held.num_computed
@@ -230,7 +230,7 @@ class HeldSequences:
         Raises:
             OutOfPages: there is no room for the copies; nothing was changed.
         """
-        self._forget_abandoned(held)
+        self._forget_abandoned()
         name = f"{held.name} before write {held.generation}"
         self._pages.set_aside(held.name, name)
         ids, written = list(held.token_ids), held.was_written_to
@@ -255,9 +255,10 @@ class HeldSequences:
         held.backups.remove(backup)
         self._pages.finish(backup.name, backup.token_ids)
 
-    def _forget_abandoned(self, held: Held) -> None:
-        for backup in [backup for backup in held.backups if backup.abandoned]:
-            self.let_go(held, backup)
+    def _forget_abandoned(self) -> None:
+        for held in self:
+            for backup in [backup for backup in held.backups if backup.abandoned]:
+                self.let_go(held, backup)
 
     def table(self, held: Held, group: str) -> PageTable | None:
         """Its page table in a group; None: it holds nothing yet."""

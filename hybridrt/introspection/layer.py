@@ -83,6 +83,19 @@ class SessionLayer:
         fields = current(self._access, self.plan).fields
         return {name: field.axes for name, field in fields.items()}
 
+    @property
+    def rows(self) -> range:
+        """The first axis of its tensors in tokens of the session; of `entries`, in entries.
+
+        All that it holds now; a window's begins with the first that is still held. Empty for a
+        layer of the kind "state".
+
+        Raises:
+            ValueError: the session is closed or generating.
+        """
+        self._access.still()
+        return current(self._access, self.plan).rows
+
     def read(self, position: int | None = None) -> Reading:
         """Copies of what the layer holds of all the session's tokens, which are computed first.
 
@@ -174,11 +187,10 @@ class SessionLayer:
         """
         ours, theirs = self.read(), other.read()
         shapes = [{name: list(x.shape) for name, x in held.items()} for held in (ours, theirs)]
-        rows = [current(one._access, one.plan).rows for one in (self, other)]
-        if shapes[0] != shapes[1] or rows[0] != rows[1]:
+        if shapes[0] != shapes[1] or self.rows != other.rows:
             raise ValueError(
-                f"{self.name} holds {shapes[0]} of the rows {rows[0]}, {other.name} {shapes[1]} of "
-                f"{rows[1]}; to be swapped they should hold the same"
+                f"{self.name} holds {shapes[0]} of the rows {self.rows}, {other.name} {shapes[1]} "
+                f"of {other.rows}; to be swapped they should hold the same"
             )
         for held in (ours, theirs):
             held.pop(POSITIONS, None)

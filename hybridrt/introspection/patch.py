@@ -25,7 +25,7 @@ class Undo:
     """Sets a session back to what it was before a write, bit for bit, whatever came after.
 
     Its tokens, pages, states and logits are those of then. A `with` statement undoes the write at
-    its end. Until it is undone or kept, or nobody has this object any more, the pages from
+    its end, and breaks off what is generating then. Until it is undone or kept, or nobody has this object any more, the pages from
     before the write are held: those that were copied, states among them.
     """
 
@@ -77,8 +77,12 @@ class Undo:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self.possible:
-            self.undo()
+        if not self.possible:
+            return
+        for access, _ in self._writes:
+            if access.held.run is not None:  # an error came between two tokens of a stream
+                access.engine.abort(access.held.run.request.request_id)
+        self.undo()
 
     def __del__(self) -> None:
         # Nothing of the engine may change here: this may run in the middle of anything.

@@ -263,6 +263,19 @@ def test_undo_goes_back_over_later_writes_and_all_that_was_generated() -> None:
         assert session.generate(GREEDY).outputs[0].token_ids == cold(EVERY_KIND, PROMPT, GREEDY)
 
 
+def test_an_error_in_the_middle_of_a_stream_undoes_too() -> None:
+    llm = open_llm(EVERY_KIND)
+    with nothing_left(llm), llm.session(PROMPT) as session:
+        _ = session.logits
+        before = held_bytes(session)
+        with pytest.raises(KeyError), session.layers[1].ablate():
+            for output in session.stream(GREEDY):
+                if len(output.outputs[0].token_ids) == 3:
+                    raise KeyError
+        assert same(held_bytes(session), before) and session.token_ids == PROMPT
+        assert session.generate(GREEDY).outputs[0].token_ids == cold(EVERY_KIND, PROMPT, GREEDY)
+
+
 def test_backups_go_when_nobody_can_undo_any_more() -> None:
     llm = open_llm(EVERY_KIND)
     with nothing_left(llm), llm.session(PROMPT) as session:
