@@ -73,6 +73,9 @@ class State:
     tokens_per_entry: int = 1
     axes: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        assert not self.axes or len(self.axes) == len(self.shape), (self.name, self.axes)
+
     @property
     def num_bytes(self) -> int:
         """Bytes of the tensor itself, without alignment."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from hybridrt.cache.page_table import PageTable, PhysicalId
 from hybridrt.cache.plan import LayerPlan
 from hybridrt.cache.pool import Pool
+from hybridrt.cache.spec import State
 from hybridrt.kernels.quantise import (
     dequantise,
     dequantise_groups,
@@ -179,7 +180,9 @@ class StateCache(LayerCache):
         views = layer.cache_spec.unpack(pool.layer_pages(plan))
         self._views = {state.name: view for state, view in zip(states, views, strict=True)}
         self._page = page
-        self.fields = {s.name: Field(s.name, s.axes, s.shape, s.dtype, rows=False) for s in states}
+        self.fields = {
+            s.name: Field(s.name, _axes(s), s.shape, s.dtype, rows=False) for s in states
+        }
 
     def read(self, name: str, rows: Int64[Tensor, " rows"] | None = None) -> Tensor:
         """A copy of a whole state."""
@@ -191,6 +194,11 @@ class StateCache(LayerCache):
         """Replaces a whole state."""
         assert rows is None and self._page is not None, "a state has no rows, and needs a page"
         self._views[name][self._page].copy_(values)
+
+
+def _axes(state: State) -> tuple[str, ...]:
+    """Names of a state's axes, or their numbers where its layer gives none."""
+    return state.axes or tuple(f"axis_{number}" for number in range(len(state.shape)))
 
 
 def open_cache(

@@ -25,8 +25,9 @@ class Undo:
     """Sets a session back to what it was before a write, bit for bit, whatever came after.
 
     Its tokens, pages, states and logits are those of then. A `with` statement undoes the write at
-    its end, and breaks off what is generating then. Until it is undone or kept, or nobody has this object any more, the pages from
-    before the write are held: those that were copied, states among them.
+    its end, and breaks off what is generating then. The pages from before the write that were
+    copied, states among them, are held until it is undone or kept, or nobody has this object any
+    more.
     """
 
     def __init__(self, writes: Sequence[tuple[Access, Backup]]) -> None:
