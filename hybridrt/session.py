@@ -1,25 +1,22 @@
 """Session: one sequence held in the cache until it is closed."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from jaxtyping import Float32
 from torch import Tensor
 
-from hybridrt.cache.plan import LayerPlan
 from hybridrt.cache.snapshot import read_snapshot, write_snapshot
 from hybridrt.engine.engine import Engine
 from hybridrt.engine.held import Held
-from hybridrt.engine.read_cache import read_layer
 from hybridrt.engine.saved_session import check_saved, plain_fingerprint
-from hybridrt.introspection.session_tables import layer_tables, session_tables
+from hybridrt.introspection.access import Access, Run
+from hybridrt.introspection.layer import SessionLayer
+from hybridrt.introspection.session_tables import session_tables
 from hybridrt.prompt import ParsedPrompt, Prompt, parse
 from hybridrt.request import RequestOutput, SamplingParams
 from hybridrt.show import Shown, ShowsItself
-
-Run = Callable[[Held, SamplingParams | None], Iterator[RequestOutput]]
-"""Steps the engine until a held sequence has what is asked for, and gives its outputs."""
 
 
 class Session(ShowsItself):
@@ -33,6 +30,7 @@ class Session(ShowsItself):
         self._engine = engine
         self._held = held
         self._run = run
+        self._access = Access(engine, held, run)
 
     @classmethod
     def open(
@@ -84,17 +82,17 @@ class Session(ShowsItself):
     @property
     def closed(self) -> bool:
         """Whether its pages have been given back."""
-        return self._held not in self._engine.held
+        return self._access.closed
 
     @property
     def token_ids(self) -> list[int]:
         """All its tokens, a copy."""
-        return list(self._open().token_ids)
+        return list(self._access.open().token_ids)
 
     @property
     def num_tokens(self) -> int:
         """How many tokens it has, those that are still to be computed included."""
-        return len(self._open().token_ids)
+        return len(self._access.open().token_ids)
 
     @property
     def logits(self) -> Float32[Tensor, " vocab"]:
@@ -103,16 +101,22 @@ class Session(ShowsItself):
         Raises:
             ValueError: there is no token yet.
         """
-        self._compute()
+        self._access.compute()
         if self._held.logits is None:
             raise ValueError(f"{self._held.name} has no tokens, so no logits; append some first")
         return self._held.logits.clone()
 
     @property
-    def layers(self) -> tuple["SessionLayer", ...]:
-        """A view of each cached layer, in the order of `llm.plan.layers`."""
-        self._open()
-        return tuple(SessionLayer(self, plan) for plan in self._engine.plan.layers)
+    def layers(self) -> tuple[SessionLayer, ...]:
+        """Each cached layer, in the order of `llm.plan.layers`."""
+        self._access.open()
+        plans = enumerate(self._engine.plan.layers)
+        return tuple(SessionLayer(self._access, index, plan) for index, plan in plans)
+
+    @property
+    def was_written_to(self) -> bool:
+        """Whether a layer was written to, so that the cache isn't what the tokens say."""
+        return self._access.open().was_written_to
 
     def append(self, text_or_ids: str | Sequence[int]) -> None:
         """Adds a text or token ids behind the last token. They are computed when needed.
@@ -121,9 +125,10 @@ class Session(ShowsItself):
 
         Raises:
             ValueError: a token id is none of the model's, there would be more than
-                `max_model_len` tokens, or it is a text and there is no tokenizer.
+                `max_model_len` tokens, it is a text and there is no tokenizer, or a layer was
+                written to and the tokens passed to where other rotary frequencies hold.
         """
-        held = self._idle()
+        held = self._access.idle()
         if isinstance(text_or_ids, Mapping):
             raise ValueError(f"{held.name}: {text_or_ids!r} should be a text or token ids")
         self._append(parse(text_or_ids))
@@ -143,7 +148,7 @@ class Session(ShowsItself):
 
     def stream(self, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
         """As `generate`, but yields what is known of the output after every token."""
-        held, params = self._idle(), sampling_params or SamplingParams()
+        held, params = self._access.idle(), sampling_params or SamplingParams()
         if not isinstance(params, SamplingParams):
             raise ValueError(f"sampling_params={params!r} should be a SamplingParams")
         if not held.token_ids:
@@ -155,7 +160,11 @@ class Session(ShowsItself):
                 f"prompt_logprobs={params.prompt_logprobs}: a session's tokens are not computed "
                 f"again for their logprobs; llm.generate gives them"
             )
-        return self._run(held, params)
+        return self._until_lost(self._run(held, params))
+
+    def _until_lost(self, outputs: Iterator[RequestOutput]) -> Iterator[RequestOutput]:
+        yield from outputs
+        self._access.check_kept()
 
     def fork(self) -> "Session":
         """Another session with the same tokens; the two go on independently.
@@ -165,7 +174,7 @@ class Session(ShowsItself):
         Raises:
             OutOfPages: there is no room for the copies; nothing was changed.
         """
-        held = self._idle()
+        held = self._access.idle()
         with self._engine.repairing():
             child = self._engine.held.fork(held)
         return Session(self._engine, child, self._run)
@@ -178,9 +187,11 @@ class Session(ShowsItself):
         With `recompute` the tokens that are left are computed again where that is so.
 
         Raises:
-            ValueError: the cache can't go back to there; names the nearest places.
+            ValueError: the cache can't go back to there, and names the nearest places; or a layer
+                was written to.
         """
-        held = self._idle()
+        held = self._access.idle()
+        self._refuse_written("truncated")
         if type(num_tokens) is not int or not 0 <= num_tokens <= len(held.token_ids):
             raise ValueError(
                 f"{held.name}: num_tokens={num_tokens!r} should be from 0 to {len(held.token_ids)}"
@@ -202,20 +213,17 @@ class Session(ShowsItself):
         its formats, and checksums of everything.
 
         Raises:
+            ValueError: a layer was written to.
             OSError: the file can't be written.
         """
-        held = self._compute()
+        held = self._access.compute()
+        self._refuse_written("saved")
         fingerprint = plain_fingerprint(self._engine.fingerprint)
         write_snapshot(Path(path), self._engine.held.snapshot(held, fingerprint))
 
     def close(self) -> None:
         """Gives back its pages. Closing it again does nothing."""
-        if self.closed:
-            return
-        if self._held.run is not None:
-            self._engine.abort(self._held.run.request.request_id)
-        with self._engine.repairing():
-            self._engine.held.close(self._held)
+        self._access.close()
 
     def _append(self, given: ParsedPrompt) -> None:
         held, token_ids = self._held, given.token_ids
@@ -234,19 +242,12 @@ class Session(ShowsItself):
         with self._engine.repairing():
             self._engine.held.append(held, list(token_ids))
 
-    def _read(self, plan: LayerPlan) -> dict[str, Tensor]:
-        held = self._compute()
-        layer = self._engine.model.cached_layers()[plan.name]
-        table = self._engine.held.table(held, plan.group)
-        return read_layer(layer, plan, self._engine.pool, table, held.num_computed)
-
-    def _compute(self) -> Held:
-        """Computes all tokens, and the logits behind the last."""
-        held = self._idle()
-        if held.token_ids and not held.complete:
-            for _ in self._run(held, None):
-                pass
-        return held
+    def _refuse_written(self, what: str) -> None:
+        if self._held.was_written_to:
+            raise ValueError(
+                f"{self._held.name} was written to, so its tokens don't say what its cache is; it "
+                f"can't be {what}; undo the write first"
+            )
 
     def _encode(self, text: str, *, first: bool) -> list[int]:
         if self._engine.tokenizer is None:
@@ -255,41 +256,3 @@ class Session(ShowsItself):
                 f"tokenizer.json; give token ids instead"
             )
         return self._engine.tokenizer.encode(text, add_special_tokens=first)
-
-    def _open(self) -> Held:
-        if self.closed:
-            raise ValueError(f"{self._held.name} is closed; open another with llm.session()")
-        return self._held
-
-    def _idle(self) -> Held:
-        if self._open().run is not None:
-            raise ValueError(f"{self._held.name} is generating; finish or close its stream first")
-        return self._held
-
-
-class SessionLayer(ShowsItself):
-    """What one cached layer holds of a session."""
-
-    def __init__(self, session: Session, plan: LayerPlan) -> None:
-        self._session = session
-        self.plan = plan
-
-    def shown(self) -> Shown:
-        """What it is and what it holds, as a table."""
-        return layer_tables(self._session._engine, self._session._held, self.plan)
-
-    @property
-    def name(self) -> str:
-        """The layer's name in the model."""
-        return self.plan.name
-
-    def read(self) -> dict[str, Tensor]:
-        """Copies of what the layer holds of all the session's tokens, which are computed first.
-
-        Attention: `k`, behind the rotary embedding, and `v`, `[tokens, kv_heads, head_dim]`.
-        MLA: `c_kv` and `k_pe`, `[tokens, dim]`, and an indexer's `k_index`, as far as the layer
-        has them. All in the model's dtype; quantised ones as they are read back. Layers with a
-        window have the tokens that they still hold, and `positions` says which. Other layers:
-        their states, as they declare them.
-        """
-        return self._session._read(self.plan)

@@ -1,4 +1,6 @@
-"""Imports go one way: `cli -> measure -> llm -> engine -> models -> layers -> {kernels, cache}`."""
+"""Imports go one way, from `cli`, `measure` and `llm` to `introspection`, `engine`, `models`,
+`layers`, and last `kernels` and `cache`.
+"""
 
 import ast
 import subprocess
@@ -29,12 +31,12 @@ ALLOWED = {
     "layers": LEAVES | {"kernels", "cache"},
     "models": LEAVES | {"layers", "kernels", "cache"},
     "engine": LEAVES | {"models", "layers", "kernels", "cache", "progress"},
-    "introspection": BELOW_LLM,
+    "introspection": BELOW_LLM | {"prompt"},
     "session": BELOW_LLM | {"prompt", "introspection"},
     "llm": BELOW_LLM | {"session", "prompt", "introspection"},
     "measure": BELOW_LLM | {"llm", "session", "prompt"},
     "__init__": LEAVES | {"llm", "session", "models"},
-    "cli": BELOW_LLM | {"__init__", "llm", "session", "prompt", "demo", "measure", "introspection"},
+    "cli": BELOW_LLM | {"__init__", "llm", "session", "prompt", "introspection", "demo", "measure"},
     "__main__": {"cli"},
 }
 # Within a part too: nothing of torch may be needed to read a request or a config.

@@ -175,6 +175,14 @@ class Finder:
             places = [(position, None) for position in range(size, walk.cached + 1, size)]
         return [place[0] for place in places if self._missing_page(walk.path, *place) is None]
 
+    def checkpoints(self, tokens: Sequence[int], salt: str | None = None) -> list[Checkpoint]:
+        """All copies of states behind these tokens' prefixes, the longest first.
+
+        Those of whose windows something is gone, so that nothing can go on there, are among them.
+        """
+        data = token_bytes(tokens)
+        return [*self._checkpoints(self._walk(data, len(tokens), salt), data, len(tokens))]
+
     def _checkpoints(self, walk: _Walk, data: bytes, limit: int) -> Iterator[Checkpoint]:
         """Those of a prompt's own path, the longest first."""
         for node in reversed(walk.path):

@@ -75,6 +75,10 @@ class PrefixCache:
         """All places where a prompt that begins with these tokens, and has more, could go on."""
         return self._finder.positions(tokens, salt)
 
+    def checkpoints(self, tokens: Sequence[int], salt: str | None = None) -> list[Checkpoint]:
+        """All copies of states behind these tokens' prefixes, the longest first."""
+        return self._finder.checkpoints(tokens, salt)
+
     def root(self, salt: str | None) -> Node:
         """The node before the first token of all prompts with this salt."""
         if salt not in self._roots:

@@ -1,6 +1,6 @@
 """The pages of every sequence in the engine: admit, extend, commit, fork, free."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from hybridrt.cache.finder import Match
@@ -355,6 +355,56 @@ class SequencePages:
         self._entries[child] = entry
         self._measure(entry)
         self._settle(child, entry)
+
+    def set_aside(self, sequence: str, backup: str) -> None:
+        """Keeps a sequence as it is under another name, and goes on with a fork of it.
+
+        From now on the sequence shares nothing with the prefix cache: it takes no part in it, so
+        that its pages may come to hold something else than what its tokens say.
+
+        Raises:
+            OutOfPages: there is no room for the copies; nothing was changed.
+        """
+        self.fork(sequence, backup)
+        entries = self._entries
+        entries[sequence], entries[backup] = entries[backup], entries[sequence]
+        apart = entries[sequence]
+        if apart.place is not None and self._reuse is not None:
+            self._reuse.end(apart.place)
+            apart.place = None
+        for name in (sequence, backup):
+            self._settle(name, entries[name])
+
+    def put_back(self, sequence: str, backup: str) -> None:
+        """Undoes `set_aside`: the sequence has the pages again that it had then."""
+        if sequence in self._entries:
+            self.free(sequence)
+        self.unsettled.discard(backup)
+        self._entries[sequence] = entry = self._entries.pop(backup)
+        self._settle(sequence, entry)
+
+    def own(self, sequence: str, group: int, numbers: Iterable[int]) -> None:
+        """Gives a sequence copies of those of its pages that others hold or keep too.
+
+        `numbers` are those of pages in token order, of one group.
+
+        Raises:
+            OutOfPages: there is no room for the copies; nothing was changed.
+        """
+        table, allocator = self._entries[sequence].tables[group], self._pool.allocator
+        places = [number - table.num_released for number in numbers]
+        pages = table.physical_ids
+        shared = [
+            place
+            for place in places
+            if allocator.references(group, pages[place]) > 1
+            or allocator.is_kept(group, pages[place])
+        ]
+        counts = [len(shared) if g == group else 0 for g in range(len(self._groups))]
+        fresh = self._allocate(counts)[group]
+        for place, page in zip(shared, fresh, strict=True):
+            self._pool.copy([PageCopy(group, pages[place], page)])
+            self._pool.release(group, [table.set(place, page)])
 
     def free(self, sequence: str) -> None:
         """Gives back all pages of a sequence."""

@@ -194,6 +194,10 @@ class SlabAllocator:
         """Whether nobody holds the page, and it is kept."""
         return self._groups[group].holders.get(page) == 0
 
+    def is_kept(self, group: int, page: PhysicalId) -> bool:
+        """Whether the page stays as it is when nobody holds it any more."""
+        return page in self._groups[group].kept
+
     def can_allocate(self, counts: Sequence[int]) -> bool:
         """Whether there would be room for `counts[g]` pages of each group g without the cache."""
         slabs = len(self._free_slabs)

@@ -16,6 +16,8 @@ from torch import Tensor
 
 ALIGNMENT = 16  # bytes: the widest vector load, and a multiple of every itemsize
 
+INPUTS = ("inputs", "channels")  # the axes of a convolution's last inputs, the oldest first
+
 Kind = Literal["full", "window", "state"]
 """What is kept of a sequence: every token, the last ones that are still seen, or one state."""
 
@@ -60,12 +62,19 @@ class State:
     tokens leave one entry together, `tokens_per_entry`, that axis is `entries_of_block`: an
     entry stands in the block of the last of its tokens. Any size of block holds them; one
     that is a multiple of `tokens_per_entry` has no place that stays empty.
+
+    `axes` names the axes of a state for whoever reads it. Of what is kept of every token the
+    names follow from the layer's class; see `hybridrt.engine.read_cache`.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
     tokens_per_entry: int = 1
+    axes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        assert not self.axes or len(self.axes) == len(self.shape), (self.name, self.axes)
 
     @property
     def num_bytes(self) -> int:

@@ -38,6 +38,13 @@ def inspect(
     token_ids: Annotated[
         str | None, typer.Option(metavar="IDS", help="The same with token ids: 1,2,3.")
     ] = None,
+    layer: Annotated[
+        int | None,
+        typer.Option(metavar="INDEX", help="With a prompt: show this cached layer, page by page."),
+    ] = None,
+    tokens: Annotated[
+        str | None, typer.Option(metavar="A:B", help="With --layer: values of these tokens too.")
+    ] = None,
     json_output: Json = False,
 ) -> None:
     """Show a checkpoint's layers, tensors and cache; with a prompt, what each layer holds.
@@ -46,6 +53,15 @@ def inspect(
     """
     if prompt is not None and token_ids is not None:
         raise ValueError("inspect takes a --prompt or --token-ids, not both")
+    asked = prompt if token_ids is None else parse_ids(token_ids)
+    if tokens is not None and layer is None:
+        raise ValueError(f"--tokens={tokens!r} is of one layer; say which with --layer")
+    if layer is not None:
+        from hybridrt.cli.layer_contents import show_layer
+
+        if asked is None:
+            raise ValueError(f"--layer={layer} is of a prompt; give a --prompt or --token-ids")
+        return show_layer(model, engine, asked, layer, tokens, as_json=json_output)
     config = engine_config(model, engine)
     with busy("reading"):
         from hybridrt.cli.parts import model_parts
@@ -54,7 +70,6 @@ def inspect(
         blueprint = draw_up(config)
     parts = model_parts(blueprint.model, blueprint.plan)
     tensors = _tensors(blueprint)
-    asked = prompt if token_ids is None else parse_ids(token_ids)
     look = None if asked is None else _look(model, engine, asked)
     if json_output:
         _print_json(model, blueprint, parts, tensors, look)

@@ -184,10 +184,18 @@ class Engine:
             except BaseException:
                 self._unreported = [name for name, entry in self._entries.items() if entry.finished]
                 raise
+            finally:
+                self._end_lost()
         for output in outputs:
             if output.finished:
                 del self._entries[output.request_id]
         return outputs
+
+    def _end_lost(self) -> None:
+        """Ends the runs of sessions whose pages are gone and can't be computed again."""
+        for run in self._scheduler.take_lost():
+            self._settle(run)
+            self._entries.pop(run.request.request_id, None)
 
     def _advance(self) -> list[RequestOutput]:
         try:

@@ -19,6 +19,7 @@ from hybridrt.cache.pool import Pool
 from hybridrt.cache.sequence_pages import SequencePages
 from hybridrt.cache.slabs import OutOfPages
 from hybridrt.cache.snapshot import Snapshot
+from hybridrt.engine.backup import Backup
 from hybridrt.engine.sequence import Sequence, tree_name
 
 
@@ -27,10 +28,11 @@ class HeldRun(Sequence):
     """A held sequence on its way through the engine.
 
     With `computes_only` it is over when all its tokens are computed. `known_logits` are those
-    behind its first `num_known` tokens.
+    behind its first `num_known` tokens. One that `was_written_to` can't be computed again.
     """
 
     computes_only: bool = False
+    was_written_to: bool = False
     num_known: int = 0
     known_logits: Float32[Tensor, " vocab"] | None = None
 
@@ -51,6 +53,8 @@ class Held:
     """One held sequence. Under `name` the cache has the first `num_computed` of its tokens.
 
     `logits` are those behind these, if they are known. While it runs the run knows better.
+    `generation` counts what was done to it. Once it `was_written_to`, what the cache has is not
+    what its tokens say; `backups` have what was before each write that may be undone.
     """
 
     name: str
@@ -59,6 +63,9 @@ class Held:
     num_computed: int = 0
     logits: Float32[Tensor, " vocab"] | None = None
     run: HeldRun | None = None
+    generation: int = 0
+    was_written_to: bool = False
+    backups: list[Backup] = field(default_factory=list)
 
     @property
     def complete(self) -> bool:
@@ -99,22 +106,33 @@ class HeldSequences:
     def close(self, held: Held) -> None:
         """Frees its pages. It must not be on its way."""
         assert held.run is None, held.name
+        for backup in held.backups:
+            self._pages.finish(backup.name, backup.token_ids)
+        held.backups.clear()
         self._drop(held)
         del self._held[held.name]
 
     def append(self, held: Held, token_ids: list[int]) -> None:
         """Adds tokens, to be computed when that is needed."""
-        before = len(held.token_ids)
+        before, after = len(held.token_ids), len(held.token_ids) + len(token_ids)
+        if held.was_written_to and self._passes_switch(before, after):
+            raise ValueError(
+                f"{held.name} was written to, and with {after} tokens it would have to be computed "
+                f"again, since other rotary frequencies hold beyond {self._switch_length}"
+            )
+        held.generation += 1
         held.token_ids += token_ids
-        if self._passes_switch(before, len(held.token_ids)):
+        if self._passes_switch(before, after):
             self._drop(held)
 
     def begin(self, held: Held, run: HeldRun) -> None:
         """Lets a run start from what is there. It ends with `settle`."""
+        self._forget_abandoned()
         if held.num_computed == len(held.token_ids) and held.logits is None:
             self._forget_last(held)
         run.num_computed = run.num_known = held.num_computed
-        run.known_logits = held.logits
+        run.known_logits, run.was_written_to = held.logits, held.was_written_to
+        held.generation += 1
         if held.num_computed:
             run.num_cached_tokens, run.cache_note = held.num_computed, "hit"
         held.run = run
@@ -123,10 +141,12 @@ class HeldSequences:
         """Takes over what a run has come to, finished or not."""
         held = self._held[run.sequence_id]
         held.run, before = None, held.num_computed
+        held.generation += 1
         held.token_ids = list(run.token_ids)
         held.num_computed = run.num_computed if held.name in self._pages else 0
         held.logits = run.known_logits if run.num_known == held.num_computed else None
-        if before != held.num_computed < run.num_prompt_tokens:
+        broken_off = before != held.num_computed < run.num_prompt_tokens
+        if broken_off and not held.was_written_to:
             self._drop(held)  # a prefill that was broken off has pages reserved for its states
         if held.name in self._pages:
             self._pages.rest(held.name)
@@ -149,6 +169,7 @@ class HeldSequences:
             raise
         child.token_ids = list(held.token_ids)
         child.num_computed, child.logits = held.num_computed, held.logits
+        child.was_written_to = held.was_written_to
         return child
 
     def nearest_exact(self, held: Held, num_tokens: int) -> tuple[int, int]:
@@ -192,11 +213,52 @@ class HeldSequences:
         """Keeps the first tokens, and of the cache what is right for them."""
         if num_tokens == len(held.token_ids):
             return
+        held.generation += 1
         if num_tokens == 0 or num_tokens < self._shortest_exact(held):
             self._drop(held)
         elif num_tokens < held.num_computed:
             self._go_back(held, num_tokens - 1)
         del held.token_ids[num_tokens:]
+
+    def is_lost(self, held: Held) -> bool:
+        """Whether it was written to and has had to give its pages up, and what was written."""
+        return held.was_written_to and held.name not in self._pages
+
+    def set_aside(self, held: Held) -> Backup:
+        """Keeps it as it is, to be put back, and lets it be written to.
+
+        Raises:
+            OutOfPages: there is no room for the copies; nothing was changed.
+        """
+        self._forget_abandoned()
+        name = f"{held.name} before write {held.generation}"
+        self._pages.set_aside(held.name, name)
+        ids, written = list(held.token_ids), held.was_written_to
+        backup = Backup(name, ids, held.num_computed, held.logits, written)
+        held.backups.append(backup)
+        held.was_written_to = True
+        held.generation += 1
+        return backup
+
+    def put_back(self, held: Held, backup: Backup) -> None:
+        """Sets it back to what it was at `set_aside`. It must not be on its way."""
+        while held.backups[-1] is not backup:
+            self._pages.free(held.backups.pop().name)
+        held.backups.pop()
+        self._pages.put_back(held.name, backup.name)
+        held.token_ids, held.num_computed = list(backup.token_ids), backup.num_computed
+        held.logits, held.was_written_to = backup.logits, backup.was_written_to
+        held.generation += 1
+
+    def let_go(self, held: Held, backup: Backup) -> None:
+        """Gives a backup's pages back, so that the write is there to stay."""
+        held.backups.remove(backup)
+        self._pages.finish(backup.name, backup.token_ids)
+
+    def _forget_abandoned(self) -> None:
+        for held in self:
+            for backup in [backup for backup in held.backups if backup.abandoned]:
+                self.let_go(held, backup)
 
     def table(self, held: Held, group: str) -> PageTable | None:
         """Its page table in a group; None: it holds nothing yet."""
@@ -238,6 +300,8 @@ class HeldSequences:
         """Notes that all pages are gone: everything is to be computed again."""
         for held in self:
             held.num_computed, held.logits = 0, None
+            held.generation += 1
+            held.backups.clear()
 
     def explain_no_room(self, num_unfinished: int) -> str:
         """Why none of so many requests can run."""

@@ -25,6 +25,7 @@ class HoldingScheduler(Scheduler):
         super().__init__(config, pages, rope_switch_length)
         self._arrived: dict[str, Sequence] = {}  # with pages, and not running yet
         self._restarts = (("", 0), 0)
+        self._lost: list[HeldRun] = []
 
     @property
     def num_waiting(self) -> int:
@@ -38,8 +39,26 @@ class HoldingScheduler(Scheduler):
         """Lets a sequence run on that has its pages already, or else wait for them."""
         if sequence.sequence_id in self._pages:
             self._arrived[sequence.sequence_id] = sequence
+        elif isinstance(sequence, HeldRun) and sequence.was_written_to:
+            self._lost.append(sequence)
         else:
             self.add(sequence)
+
+    def preempt(self, sequence: Sequence, *, has_failed: bool = False) -> None:
+        """See `Scheduler.preempt`. One that was written to is lost."""
+        super().preempt(sequence, has_failed=has_failed)
+        self._lose(sequence)
+
+    def take_lost(self) -> list[HeldRun]:
+        """Those that had to give up pages which were written to, and can't be computed again."""
+        lost, self._lost = self._lost, []
+        self._cramped.difference_update(run.sequence_id for run in lost)
+        return lost
+
+    def _lose(self, sequence: Sequence) -> None:
+        if isinstance(sequence, HeldRun) and sequence.was_written_to:
+            del self._waiting[sequence.sequence_id]
+            self._lost.append(sequence)
 
     def schedule(self) -> list[Row]:
         """The rows of the next step; see `Scheduler.schedule`."""
@@ -65,7 +84,10 @@ class HoldingScheduler(Scheduler):
         """Lets all sequences wait, whose pages are gone. Returns those that had finished."""
         self._running |= self._arrived
         self._arrived.clear()
-        return super().start_over()
+        finished = super().start_over()
+        for sequence in [*self._waiting.values()]:
+            self._lose(sequence)
+        return finished
 
     def goes_round(self, rows: Rows[Row]) -> bool:
         """Whether a sequence runs alone and still has to start over, again and again.

@@ -1,13 +1,31 @@
-"""What a layer's cache holds of a sequence, as plain tensors."""
+"""What a layer's cache holds of a sequence, as plain tensors: what is where, to read and to write.
+
+Rows are what a layer of a token kind has of one token each, numbered as the sequence's tokens;
+those of a compressor's `entries` are numbered as the chunks. A layer of the kind `state` has
+whole tensors instead.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Int64, Shaped
 from torch import Tensor
 
-from hybridrt.cache.page_table import PageTable
-from hybridrt.cache.plan import GroupPlan, LayerPlan
+from hybridrt.cache.page_table import PageTable, PhysicalId
+from hybridrt.cache.plan import LayerPlan
 from hybridrt.cache.pool import Pool
-from hybridrt.kernels.quantise import dequantise, dequantise_groups
+from hybridrt.cache.spec import State
+from hybridrt.kernels.quantise import (
+    dequantise,
+    dequantise_groups,
+    quantise_e4m3,
+    quantise_e4m3_groups,
+    quantise_int8,
+)
+from hybridrt.kernels.write_pages import write_pages
 from hybridrt.layers.attention import Attention
 from hybridrt.layers.cached import CachedLayer
 from hybridrt.layers.compressed_attention import CompressedAttention
@@ -16,102 +34,230 @@ from hybridrt.layers.indexed_attention import IndexedAttention
 from hybridrt.layers.mla import MLA
 from hybridrt.layers.sparse_mla import SparseMLA
 
+POSITIONS = "positions"
 
-def read_layer(
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A tensor that a layer holds, as it is read: its axes, shape and dtype.
+
+    With `rows` the first axis counts rows, and `shape` is that of one.
+    """
+
+    name: str
+    axes: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    rows: bool
+
+
+class LayerCache(ABC):
+    """What one layer holds of one sequence: read and written in place, nothing is kept."""
+
+    fields: Mapping[str, Field]
+    rows: range
+    """The rows that are held; none for states."""
+
+    @abstractmethod
+    def read(self, name: str, rows: Int64[Tensor, " rows"] | None = None) -> Tensor:
+        """A copy of a tensor, or of these rows of it."""
+
+    @abstractmethod
+    def write(self, name: str, values: Tensor, rows: Int64[Tensor, " rows"] | None = None) -> None:
+        """Replaces a tensor, or these rows; values become what the cache's format makes of them."""
+
+    def read_all(self) -> dict[str, Tensor]:
+        """Copies of everything."""
+        return {name: self.read(name) for name in self.fields}
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """Where the rows of one tensor stand: `[blocks, places, ...]`, with scales if it is quantised.
+
+    A `scale` is one of each head, or stands beside the values, as the format has it.
+    """
+
+    values: Shaped[Tensor, "blocks places *dims"]
+    scale: Shaped[Tensor, "..."] | None = None
+    format: Literal["plain", "int8", "e4m3", "e4m3 groups"] = "plain"
+
+
+class TokenCache(LayerCache):
+    """A layer of a token kind. `table` is None for a sequence that holds nothing yet."""
+
+    def __init__(
+        self,
+        layer: CachedLayer,
+        plan: LayerPlan,
+        pool: Pool,
+        table: PageTable | None,
+        num_tokens: int,
+    ) -> None:
+        assert plan.page_size is not None and plan.kernel_block_size is not None
+        self._device = pool.bytes.device
+        self._dtype = layer.dtype
+        self._block_size = plan.kernel_block_size
+        self._grid = layer.grid if isinstance(layer, EntryCache) else None
+        self._stored, axes = _stored(layer)
+        self._has_window = plan.window is not None
+        released = 0 if table is None else table.num_released
+        self._blocks_per_page = plan.page_size // plan.kernel_block_size
+        self._first_block = released * self._blocks_per_page
+        first = num_tokens if table is None else released * plan.page_size
+        self.rows = range(first, num_tokens)
+        if self._grid is not None:
+            self.rows = range(num_tokens // self._grid.rate)
+        ids = () if table is None else table.kernel_ids.array.astype("int64")
+        self._blocks = torch.as_tensor(ids, dtype=torch.int64, device=self._device)
+        fields: dict[str, Field] = {}
+        for name, stored in self._stored.items():
+            shape = tuple(stored.values.shape[2:])
+            fields[name] = Field(name, axes[name], shape, self._dtype, rows=True)
+        if self._has_window:
+            fields[POSITIONS] = Field(POSITIONS, ("tokens",), (), torch.int64, rows=True)
+        self.fields = fields
+
+    def read(self, name: str, rows: Int64[Tensor, " rows"] | None = None) -> Tensor:
+        """A copy of a tensor's rows, in the model's dtype: quantised ones as they are read back."""
+        rows = self._all_rows() if rows is None else rows
+        if name == POSITIONS:
+            return rows
+        stored = self._stored[name]
+        block, place = self._locate(rows)
+        values, scale = stored.values[block, place], stored.scale
+        if stored.format == "plain":
+            return values.to(self._dtype)
+        assert scale is not None
+        if stored.format == "e4m3 groups":
+            return dequantise_groups(values, scale[block, place], self._dtype)
+        by_row = scale if stored.format == "e4m3" else scale[block, place]
+        return dequantise(values, by_row[..., None], self._dtype)
+
+    def write(self, name: str, values: Tensor, rows: Int64[Tensor, " rows"] | None = None) -> None:
+        """Writes rows as the layer writes those of new tokens, quantised where it does that."""
+        stored = self._stored[name]
+        block, place = self._locate(self._all_rows() if rows is None else rows)
+        slots = block * stored.values.shape[1] + place
+        scale = stored.scale
+        if stored.format == "e4m3":
+            assert scale is not None
+            values = quantise_e4m3(values, scale)
+        elif scale is not None:
+            quantise = quantise_int8 if stored.format == "int8" else quantise_e4m3_groups
+            values, by_row = quantise(values)
+            write_pages(by_row, scale, slots)
+        write_pages(values.to(stored.values.dtype), stored.values, slots)
+
+    def pages_of(self, rows: Int64[Tensor, " rows"]) -> list[int]:
+        """The numbers, in token order, of the pages in which these rows stand."""
+        blocks = rows // self._block_size if self._grid is None else self._grid.locate(rows)[0]
+        return sorted(set((blocks // self._blocks_per_page).tolist()))
+
+    def _all_rows(self) -> Int64[Tensor, " rows"]:
+        return torch.arange(self.rows.start, self.rows.stop, device=self._device)
+
+    def _locate(
+        self, rows: Int64[Tensor, " rows"]
+    ) -> tuple[Int64[Tensor, " rows"], Int64[Tensor, " rows"]]:
+        """The kernel blocks of these rows, and their places in them."""
+        if self._grid is not None:
+            blocks, places = self._grid.locate(rows)
+        else:
+            blocks, places = rows // self._block_size, rows % self._block_size
+        return self._blocks[blocks - self._first_block], places
+
+
+class StateCache(LayerCache):
+    """A layer of the kind `state`, in one page. None: as before the first token, zeros."""
+
+    rows = range(0)
+
+    def __init__(
+        self, layer: CachedLayer, plan: LayerPlan, pool: Pool, page: PhysicalId | None
+    ) -> None:
+        states = layer.cache_spec.states
+        views = layer.cache_spec.unpack(pool.layer_pages(plan))
+        self._views = {state.name: view for state, view in zip(states, views, strict=True)}
+        self._page = page
+        self.fields = {
+            s.name: Field(s.name, _axes(s), s.shape, s.dtype, rows=False) for s in states
+        }
+
+    def read(self, name: str, rows: Int64[Tensor, " rows"] | None = None) -> Tensor:
+        """A copy of a whole state."""
+        assert rows is None, "a state has no rows"
+        view = self._views[name]
+        return view.new_zeros(view.shape[1:]) if self._page is None else view[self._page].clone()
+
+    def write(self, name: str, values: Tensor, rows: Int64[Tensor, " rows"] | None = None) -> None:
+        """Replaces a whole state."""
+        assert rows is None and self._page is not None, "a state has no rows, and needs a page"
+        self._views[name][self._page].copy_(values)
+
+
+def _axes(state: State) -> tuple[str, ...]:
+    """Names of a state's axes, or their numbers where its layer gives none."""
+    return state.axes or tuple(f"axis_{number}" for number in range(len(state.shape)))
+
+
+def open_cache(
     layer: CachedLayer, plan: LayerPlan, pool: Pool, table: PageTable | None, num_tokens: int
-) -> dict[str, Tensor]:
-    """Copies of what a layer holds of a sequence's first `num_tokens` tokens.
+) -> LayerCache:
+    """What a layer holds of a sequence's first `num_tokens` tokens.
 
-    Attention: `k` (behind the rotary embedding) and `v`, `[tokens, kv_heads, dim]`; MLA: `c_kv`
-    and `k_pe`, `[tokens, dim]`; of both `k_index` of an indexer; as far as the layer has them, all
-    in the model's dtype whatever the cache's. A layer with a
-    window has those in the pages that it still holds, and `positions: int64[tokens]` says
-    which these are. Compressed tokens and what they are made of, `entries`, `inputs` and `kv`,
-    are `[entries, dim]` and `[tokens, dim]`. Other layers have their states, as they declare
-    them. `table` is None for a sequence that holds nothing yet: no tokens, and states of zeros.
+    `table` is None for a sequence that holds nothing yet: no tokens, and states of zeros.
     """
     if plan.page_size is None:
-        return _read_states(layer, plan, pool, table)
-    group = pool.plan.group(plan.group)
-    blocks, first = _blocks(group, table, num_tokens, pool.bytes.device)
-    if isinstance(layer, EntryCache):
-        return {"entries": _read_entries(layer, blocks, num_tokens)}
-    found = {name: x[: num_tokens - first] for name, x in _read_tokens(layer, blocks).items()}
-    if plan.window is not None:
-        found["positions"] = torch.arange(first, num_tokens, device=blocks.device)
-    return found
+        page = None if table is None else table.physical_ids[plan.part]
+        return StateCache(layer, plan, pool, page)
+    return TokenCache(layer, plan, pool, table, num_tokens)
 
 
-def _read_states(
-    layer: CachedLayer, plan: LayerPlan, pool: Pool, table: PageTable | None
-) -> dict[str, Tensor]:
-    states = layer.cache_spec.states
-    views = layer.cache_spec.unpack(pool.layer_pages(plan))
-    if table is None:
-        return {s.name: view.new_zeros(s.shape) for s, view in zip(states, views, strict=True)}
-    page = table.physical_ids[plan.part]
-    return {state.name: view[page].clone() for state, view in zip(states, views, strict=True)}
-
-
-def _blocks(
-    group: GroupPlan, table: PageTable | None, num_tokens: int, device: torch.device
-) -> tuple[Int64[Tensor, " blocks"], int]:
-    """The kernel blocks that are held, and the first token in them."""
-    assert group.page_size is not None and group.kernel_block_size is not None
-    if table is None:
-        return torch.empty(0, dtype=torch.int64, device=device), num_tokens
-    first = table.num_released * group.page_size
-    count = -(-(num_tokens - first) // group.kernel_block_size)
-    ids = torch.from_numpy(table.kernel_ids.array[:count].astype("int64"))
-    return ids.to(device), first
-
-
-def _read_tokens(layer: CachedLayer, blocks: Int64[Tensor, " blocks"]) -> dict[str, Tensor]:
+def _stored(layer: CachedLayer) -> tuple[dict[str, _Stored], dict[str, tuple[str, ...]]]:
+    """Where a layer of a token kind has its tensors, and the names of their axes."""
     if isinstance(layer, Attention):
-        return _read_attention(layer, blocks)
+        return _stored_attention(layer)
+    if isinstance(layer, EntryCache):
+        return {"entries": _Stored(layer.entries)}, {"entries": ("entries", "head_dim")}
     if isinstance(layer, ChunkInputs):
-        return {"inputs": layer.inputs[blocks].flatten(0, 1)}
+        return {"inputs": _Stored(layer.inputs)}, {"inputs": ("tokens", "values_and_gates")}
     if isinstance(layer, CompressedAttention):
-        return {"kv": layer.kv[blocks].flatten(0, 1)}
+        return {"kv": _Stored(layer.kv)}, {"kv": ("tokens", "head_dim")}
     assert isinstance(layer, MLA), f"{layer.name}: nobody can read {layer.mixer}"
-    return _read_mla(layer, blocks)
+    return _stored_mla(layer)
 
 
-def _read_entries(
-    layer: EntryCache, blocks: Int64[Tensor, " blocks"], num_tokens: int
-) -> Float[Tensor, "entries dim"]:
-    entries = torch.arange(num_tokens // layer.grid.rate, device=blocks.device)
-    which, places = layer.grid.locate(entries)
-    return layer.entries[blocks[which], places]
-
-
-def _read_attention(layer: Attention, blocks: Int64[Tensor, " blocks"]) -> dict[str, Tensor]:
-    cached, found = layer.cached, {}
+def _stored_attention(
+    layer: Attention,
+) -> tuple[dict[str, _Stored], dict[str, tuple[str, ...]]]:
+    cached, stored = layer.cached, {}
     for name, values, scale in (
         ("k", cached.k, cached.k_scale),
         ("v", cached.v, cached.v_scale),
     ):
-        tokens = values[blocks].transpose(1, 2).flatten(0, 1)
-        if scale is not None:
-            # One of each head, or one of each token and head beside the values.
-            by_token = scale if scale.dim() == 1 else scale[blocks].transpose(1, 2).flatten(0, 1)
-            tokens = dequantise(tokens, by_token[..., None], layer.dtype)
-        found[name] = tokens
+        by_token = values.transpose(1, 2)
+        if scale is None:
+            stored[name] = _Stored(by_token)
+        elif scale.dim() == 1:
+            stored[name] = _Stored(by_token, scale, "e4m3")
+        else:
+            stored[name] = _Stored(by_token, scale.transpose(1, 2), "int8")
+    axes: dict[str, tuple[str, ...]] = dict.fromkeys(stored, ("tokens", "kv_heads", "head_dim"))
     if isinstance(layer, IndexedAttention):
-        found["k_index"] = layer.k_index[blocks].flatten(0, 1)
-    return found
+        stored["k_index"], axes["k_index"] = _Stored(layer.k_index), ("tokens", "index_dim")
+    return stored, axes
 
 
-def _read_mla(layer: MLA, blocks: Int64[Tensor, " blocks"]) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {}
+def _stored_mla(layer: MLA) -> tuple[dict[str, _Stored], dict[str, tuple[str, ...]]]:
+    stored: dict[str, _Stored] = {}
     is_sparse = isinstance(layer, SparseMLA)
     if not is_sparse or layer.shares_latents_of is None:
-        c_kv = layer.c_kv[blocks].flatten(0, 1)
-        if layer.c_kv_scale is not None:
-            c_kv = dequantise_groups(c_kv, layer.c_kv_scale[blocks].flatten(0, 1), layer.dtype)
-        found["c_kv"] = c_kv
+        scale = layer.c_kv_scale
+        stored["c_kv"] = _Stored(layer.c_kv, scale, "plain" if scale is None else "e4m3 groups")
         if layer.config.qk_rope_head_dim:
-            found["k_pe"] = layer.k_pe[blocks].flatten(0, 1).to(layer.dtype)
+            stored["k_pe"] = _Stored(layer.k_pe)
     if is_sparse and layer.caches_keys:
-        found["k_index"] = layer.k_index[blocks].flatten(0, 1)
-    return found
+        stored["k_index"] = _Stored(layer.k_index)
+    dims = {"c_kv": "kv_lora_rank", "k_pe": "rope_dim", "k_index": "index_dim"}
+    return stored, {name: ("tokens", dims[name]) for name in stored}

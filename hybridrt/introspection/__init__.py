@@ -1,1 +1,1 @@
-"""Looking inside: what layers hold, and what they do with it."""
+"""Looking inside: what each layer holds of a session, what it held earlier, and what if."""

@@ -6,7 +6,7 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from hybridrt.batch import ForwardBatch
-from hybridrt.cache.spec import CacheSpec, State
+from hybridrt.cache.spec import INPUTS, CacheSpec, State
 from hybridrt.kernels.recent_inputs import recent_inputs
 from hybridrt.layers.attention import Attention, AttentionConfig
 from hybridrt.layers.cached import CachedLayer
@@ -52,8 +52,10 @@ class ConvolvedProjection(CachedLayer):
 
     @property
     def cache_spec(self) -> CacheSpec:
-        conv_state = State("conv_state", (sum(self.widths) - 2, self.channels), self.dtype)
-        v_state = State("v_state", (1, self.k_size // 2), self.dtype)
+        conv_state = State(
+            "conv_state", (sum(self.widths) - 2, self.channels), self.dtype, axes=INPUTS
+        )
+        v_state = State("v_state", (1, self.k_size // 2), self.dtype, axes=INPUTS)
         return CacheSpec("state", (conv_state, v_state))
 
     def _bind(self, *views: Tensor) -> None:

@@ -8,7 +8,7 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from hybridrt.batch import ForwardBatch
-from hybridrt.cache.spec import CacheSpec, State
+from hybridrt.cache.spec import INPUTS, CacheSpec, State
 from hybridrt.kernels.recent_inputs import recent_inputs
 from hybridrt.layers.cached import CachedLayer
 from hybridrt.layers.linear import Linear
@@ -37,7 +37,9 @@ class DynamicConv(CachedLayer):
     @property
     def cache_spec(self) -> CacheSpec:
         width, channels = self.static_w.shape
-        return CacheSpec("state", (State("conv_state", (width - 1, channels), self.dtype),))
+        return CacheSpec(
+            "state", (State("conv_state", (width - 1, channels), self.dtype, axes=INPUTS),)
+        )
 
     def _bind(self, *views: Tensor) -> None:
         (self.conv_state,) = views

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hybridrt.batch import ForwardBatch
-from hybridrt.cache.spec import CacheSpec, State
+from hybridrt.cache.spec import INPUTS, CacheSpec, State
 from hybridrt.kernels.causal_conv1d import causal_conv1d
 from hybridrt.kernels.gated_delta_rule import gated_delta_rule
 from hybridrt.layers.cached import CachedLayer
@@ -103,9 +103,11 @@ class GatedDeltaNet(CachedLayer):
     @property
     def cache_spec(self) -> CacheSpec:
         cfg = self.config
-        conv_state = State("conv_state", (cfg.conv_kernel - 1, self.conv_channels), self.dtype)
+        inputs = (cfg.conv_kernel - 1, self.conv_channels)
+        conv_state = State("conv_state", inputs, self.dtype, axes=INPUTS)
         shape = (cfg.num_value_heads, cfg.key_head_dim, cfg.value_head_dim)
-        ssm_state = State("ssm_state", shape, self.cache_format.state_dtype)
+        axes = ("heads", "key_dim", "value_dim")
+        ssm_state = State("ssm_state", shape, self.cache_format.state_dtype, axes=axes)
         return CacheSpec("state", (conv_state, ssm_state))
 
     def _bind(self, *views: Tensor) -> None:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hybridrt.batch import ForwardBatch
-from hybridrt.cache.spec import CacheSpec, State
+from hybridrt.cache.spec import INPUTS, CacheSpec, State
 from hybridrt.kernels.causal_conv1d import causal_conv1d
 from hybridrt.kernels.gated_delta_rule import gated_delta_rule
 from hybridrt.layers.cached import CachedLayer
@@ -88,9 +88,9 @@ class KimiDeltaAttention(CachedLayer):
     def cache_spec(self) -> CacheSpec:
         cfg = self.config
         inputs = (cfg.conv_kernel - 1, self.inner)
-        convs = (State(f"{part}_conv_state", inputs, self.dtype) for part in "qkv")
-        shape = (cfg.num_heads, cfg.head_dim, cfg.head_dim)
-        ssm_state = State("ssm_state", shape, self.cache_format.state_dtype)
+        convs = (State(f"{part}_conv_state", inputs, self.dtype, axes=INPUTS) for part in "qkv")
+        shape, axes = (cfg.num_heads, cfg.head_dim, cfg.head_dim), ("heads", "key_dim", "value_dim")
+        ssm_state = State("ssm_state", shape, self.cache_format.state_dtype, axes=axes)
         return CacheSpec("state", (*convs, ssm_state))
 
     def _bind(self, *views: Tensor) -> None:

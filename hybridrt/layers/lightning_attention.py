@@ -54,7 +54,8 @@ class LightningAttention(CachedLayer):
     def cache_spec(self) -> CacheSpec:
         cfg = self.config
         shape = (cfg.num_attention_heads, cfg.head_dim, cfg.head_dim)
-        return CacheSpec("state", (State("kv_state", shape, self.cache_format.state_dtype),))
+        dtype, axes = self.cache_format.state_dtype, ("heads", "value_dim", "key_dim")
+        return CacheSpec("state", (State("kv_state", shape, dtype, axes=axes),))
 
     def _bind(self, *views: Tensor) -> None:
         (self.kv_state,) = views

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hybridrt.batch import ForwardBatch
-from hybridrt.cache.spec import CacheSpec, State
+from hybridrt.cache.spec import INPUTS, CacheSpec, State
 from hybridrt.kernels.causal_conv1d import causal_conv1d
 from hybridrt.kernels.selective_scan import selective_scan
 from hybridrt.layers.cached import CachedLayer
@@ -50,9 +50,10 @@ class Mamba1Heads(CachedLayer):
     @property
     def cache_spec(self) -> CacheSpec:
         cfg = self.config
-        conv_state = State("conv_state", (cfg.conv_kernel - 1, cfg.intermediate_size), self.dtype)
-        shape = (cfg.intermediate_size, cfg.state_size)
-        ssm_state = State("ssm_state", shape, self.cache_format.state_dtype)
+        inputs = (cfg.conv_kernel - 1, cfg.intermediate_size)
+        conv_state = State("conv_state", inputs, self.dtype, axes=INPUTS)
+        shape, axes = (cfg.intermediate_size, cfg.state_size), ("channels", "state_size")
+        ssm_state = State("ssm_state", shape, self.cache_format.state_dtype, axes=axes)
         return CacheSpec("state", (conv_state, ssm_state))
 
     def _bind(self, *views: Tensor) -> None:

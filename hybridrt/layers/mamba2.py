@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hybridrt.batch import ForwardBatch
-from hybridrt.cache.spec import CacheSpec, State
+from hybridrt.cache.spec import INPUTS, CacheSpec, State
 from hybridrt.kernels.causal_conv1d import causal_conv1d
 from hybridrt.kernels.ssd import ssd
 from hybridrt.layers.cached import CachedLayer
@@ -102,9 +102,13 @@ class Mamba2(CachedLayer):
     @property
     def cache_spec(self) -> CacheSpec:
         cfg = self.config
-        conv_state = State("conv_state", (cfg.conv_kernel - 1, self.conv_channels), self.dtype)
-        shape = (cfg.num_heads, cfg.head_dim, cfg.state_size)
-        ssm_state = State("ssm_state", shape, self.cache_format.state_dtype)
+        inputs = (cfg.conv_kernel - 1, self.conv_channels)
+        conv_state = State("conv_state", inputs, self.dtype, axes=INPUTS)
+        shape, axes = (
+            (cfg.num_heads, cfg.head_dim, cfg.state_size),
+            ("heads", "head_dim", "state_size"),
+        )
+        ssm_state = State("ssm_state", shape, self.cache_format.state_dtype, axes=axes)
         return CacheSpec("state", (conv_state, ssm_state))
 
     def _bind(self, *views: Tensor) -> None:

@@ -80,9 +80,10 @@ class MLSTM(CachedLayer):
     def cache_spec(self) -> CacheSpec:
         heads, dtype = self.config.num_heads, self.cache_format.state_dtype
         k_dim, v_dim = self.config.qk_dim // heads, self.config.v_dim // heads
-        memory = State("memory", (heads, k_dim, v_dim), dtype)
-        normaliser = State("normaliser", (heads, k_dim), dtype)
-        peak = State("peak", (heads,), torch.float32)
+        axes = ("heads", "key_dim", "value_dim")
+        memory = State("memory", (heads, k_dim, v_dim), dtype, axes=axes)
+        normaliser = State("normaliser", (heads, k_dim), dtype, axes=axes[:2])
+        peak = State("peak", (heads,), torch.float32, axes=axes[:1])
         return CacheSpec("state", (memory, normaliser, peak))
 
     def _bind(self, *views: Tensor) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hybridrt.batch import ForwardBatch
-from hybridrt.cache.spec import CacheSpec, State
+from hybridrt.cache.spec import INPUTS, CacheSpec, State
 from hybridrt.kernels.causal_conv1d import causal_conv1d
 from hybridrt.kernels.recent_inputs import recent_inputs
 from hybridrt.layers.cached import CachedLayer
@@ -142,8 +142,11 @@ class NgramInputs(CachedLayer):
     def cache_spec(self) -> CacheSpec:
         cfg = self.config
         inputs = ((cfg.ple_conv_kernel_size - 1) * cfg.ngram_size, self.channels)
-        tokens = State("token_state", (cfg.ngram_size - 1, 1), torch.int64)
-        return CacheSpec("state", (State("conv_state", inputs, self.dtype), tokens))
+        conv_state = State("conv_state", inputs, self.dtype, axes=INPUTS)
+        last = (cfg.ngram_size - 1, 1)
+        return CacheSpec(
+            "state", (conv_state, State("token_state", last, torch.int64, axes=INPUTS))
+        )
 
     def _bind(self, *views: Tensor) -> None:
         self.conv_state, self.token_state = views

@@ -8,7 +8,7 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from hybridrt.batch import ForwardBatch
-from hybridrt.cache.spec import CacheSpec, State
+from hybridrt.cache.spec import INPUTS, CacheSpec, State
 from hybridrt.kernels.causal_conv1d import causal_conv1d
 from hybridrt.layers.cached import CachedLayer
 
@@ -32,7 +32,9 @@ class ResidualConv(CachedLayer):
     @property
     def cache_spec(self) -> CacheSpec:
         channels, _, width = self.weight.shape
-        return CacheSpec("state", (State("conv_state", (width - 1, channels), self.dtype),))
+        return CacheSpec(
+            "state", (State("conv_state", (width - 1, channels), self.dtype, axes=INPUTS),)
+        )
 
     def _bind(self, *views: Tensor) -> None:
         (self.conv_state,) = views

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hybridrt.batch import ForwardBatch
-from hybridrt.cache.spec import CacheSpec, State
+from hybridrt.cache.spec import INPUTS, CacheSpec, State
 from hybridrt.kernels.causal_conv1d import causal_conv1d
 from hybridrt.kernels.linear_recurrence import linear_recurrence
 from hybridrt.kernels.reference.gates import ACTIVATIONS, Activation
@@ -90,8 +90,9 @@ class RecurrentBlock(CachedLayer):
     @property
     def cache_spec(self) -> CacheSpec:
         cfg = self.config
-        conv_state = State("conv_state", (cfg.conv_kernel - 1, cfg.lru_width), self.dtype)
-        lru_state = State("lru_state", (cfg.lru_width,), self.cache_format.state_dtype)
+        inputs, dtype = (cfg.conv_kernel - 1, cfg.lru_width), self.cache_format.state_dtype
+        conv_state = State("conv_state", inputs, self.dtype, axes=INPUTS)
+        lru_state = State("lru_state", (cfg.lru_width,), dtype, axes=("channels",))
         return CacheSpec("state", (conv_state, lru_state))
 
     def _bind(self, *views: Tensor) -> None:

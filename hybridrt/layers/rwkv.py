@@ -6,7 +6,7 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from hybridrt.batch import ForwardBatch
-from hybridrt.cache.spec import CacheSpec, State
+from hybridrt.cache.spec import INPUTS, CacheSpec, State
 from hybridrt.kernels.recent_inputs import recent_inputs
 from hybridrt.kernels.wkv import wkv
 from hybridrt.layers.cached import CachedLayer
@@ -30,7 +30,9 @@ class TokenShift(CachedLayer):
 
     @property
     def cache_spec(self) -> CacheSpec:
-        return CacheSpec("state", (State("last_input", (1, self.hidden_size), self.dtype),))
+        return CacheSpec(
+            "state", (State("last_input", (1, self.hidden_size), self.dtype, axes=INPUTS),)
+        )
 
     def _bind(self, *views: Tensor) -> None:
         self.last_input = views[0]
@@ -69,8 +71,10 @@ class TimeMix(TokenShift):
     @property
     def cache_spec(self) -> CacheSpec:
         dtype, shape = self.cache_format.state_dtype, (self.inner,)
-        sums = (State("numerator", shape, dtype), State("denominator", shape, dtype))
-        peak = State("peak", shape, torch.float32)
+        sums = (
+            State(name, shape, dtype, axes=("channels",)) for name in ("numerator", "denominator")
+        )
+        peak = State("peak", shape, torch.float32, axes=("channels",))
         return CacheSpec("state", (*super().cache_spec.states, *sums, peak))
 
     def _bind(self, *views: Tensor) -> None:

@@ -5,7 +5,7 @@ from pydantic import Field, PositiveInt
 from torch import Tensor
 
 from hybridrt.batch import ForwardBatch
-from hybridrt.cache.spec import CacheSpec, State
+from hybridrt.cache.spec import INPUTS, CacheSpec, State
 from hybridrt.kernels.causal_conv1d import causal_conv1d
 from hybridrt.layers.cached import CachedLayer
 from hybridrt.layers.conv import CausalConv1d
@@ -41,7 +41,7 @@ class ShortConv(CachedLayer):
     @property
     def cache_spec(self) -> CacheSpec:
         shape = (self.config.conv_kernel - 1, self.config.hidden_size)
-        return CacheSpec("state", (State("conv_state", shape, self.dtype),))
+        return CacheSpec("state", (State("conv_state", shape, self.dtype, axes=INPUTS),))
 
     def _bind(self, *views: Tensor) -> None:
         (self.conv_state,) = views
