@@ -224,7 +224,8 @@ class Session:
             every: tokens from one recorded position to the next.
             path: a folder, new or empty, for the states, and the statistics too; None: states are
                 not kept.
-            statistics: names of those that are wanted; None: all.
+            statistics: names of those that are wanted, or "all"; None: all but `effective_rank`,
+                which takes longer than the others together.
 
         Raises:
             ValueError: an argument is wrong, there are no tokens, or `append` would raise it;

@@ -1,8 +1,9 @@
 """The states of layers at positions of a sequence, and statistics of them."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from jaxtyping import Float
@@ -16,7 +17,6 @@ from hybridrt.introspection.statistics import (
     by_head,
     effective_ranks,
     gram_matrices,
-    has_ranks,
     memory_name,
     norms,
     num_heads_of,
@@ -24,7 +24,7 @@ from hybridrt.introspection.statistics import (
 )
 from hybridrt.layers.cached import CachedLayer
 
-AT_ONCE = 8  # positions whose states are looked at together: bounds the copies of them
+AT_ONCE = 8  # positions whose products are made together: bounds the memory that they take
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +57,20 @@ class StateLayer:
             num_heads_of(layer) if is_memory else 1,
         )
 
+    @property
+    def has_matrices(self) -> bool:
+        """Whether its memory is a matrix, or one for each head."""
+        return self.views[self.memory].dim() >= 3
+
     def read(self, pages: StateCopies) -> dict[str, Tensor]:
         """Views of the states in these pages."""
         page = pages[self.group][self.part]
         return {name: view[page] for name, view in self.views.items()}
 
-    def heads(self, states: Float[Tensor, " positions *shape"]) -> Tensor:
-        """The memory of several positions, by head; what is no memory is one head's."""
-        return by_head(states, self.num_heads) if self.is_memory else states.flatten(1)[:, None]
+    def heads(self, pages: StateCopies) -> Float[Tensor, " heads *rest"]:
+        """The memory in these pages by head, a view; what is no memory is one head's."""
+        state = self.views[self.memory][pages[self.group][self.part]]
+        return by_head(state, self.num_heads) if self.is_memory else state[None]
 
 
 class StateStatistics:
@@ -72,44 +78,52 @@ class StateStatistics:
 
     def __init__(self, layers: Mapping[int, StateLayer], names: frozenset[str]) -> None:
         self._layers, self._names = layers, names
-        self._last: dict[int, Tensor] = {}
+        self._wants_norms = bool(names & {"state_norm", "saturation"})
+        self._last: dict[int, tuple[Tensor, Tensor]] = {}  # a layer's heads, and their norms
 
     def begin(self, pages: StateCopies | None) -> None:
         """Says where the states before the first position are; None: there are none."""
         for index, layer in self._layers.items() if "saturation" in self._names else ():
-            view = layer.views[layer.memory]
-            last = torch.zeros_like(view[0]) if pages is None else layer.read(pages)[layer.memory]
-            self._last[index] = layer.heads(last[None].clone())[0]
+            if pages is None:
+                state = torch.zeros_like(layer.views[layer.memory][0])
+                heads = by_head(state, layer.num_heads) if layer.is_memory else state[None]
+            else:
+                heads = layer.heads(pages).clone()
+            self._last[index] = heads, norms(heads)
 
     def of(self, pages: Sequence[StateCopies]) -> Found:
         """At the next positions, whose states are in these pages."""
-        parts: defaultdict[tuple[int, str], list[Tensor]] = defaultdict(list)
-        for start in range(0, len(pages), AT_ONCE):
-            for key, values in self._of_some(pages[start : start + AT_ONCE]):
-                parts[key].append(values)
-        return {key: torch.cat(values) for key, values in parts.items()}
-
-    def _of_some(
-        self, pages: Sequence[StateCopies]
-    ) -> Iterator[tuple[tuple[int, str], Float[Tensor, "positions heads"]]]:
-        grams: defaultdict[int, list[tuple[int, Tensor]]] = defaultdict(list)
-        for index, layer in self._layers.items():
-            states = torch.stack([layer.read(one)[layer.memory] for one in pages])
-            heads = layer.heads(states)
+        found: Found = {}
+        for index, layer in self._layers.items() if self._wants_norms else ():
+            states = [layer.heads(one) for one in pages]
+            sizes = [norms(state) for state in states]
             if "state_norm" in self._names:
-                yield (index, "state_norm"), norms(heads)
-            if not layer.is_memory:
-                continue
-            if "saturation" in self._names:
-                yield (index, "saturation"), saturation(heads, self._last[index])
-                self._last[index] = heads[-1].clone()
-            if "effective_rank" in self._names and has_ranks(states):
-                gram = gram_matrices(states)
-                grams[gram.shape[-1]].append((index, gram))
-        for (
-            of_size
-        ) in grams.values():  # the products of all layers, as few calls as there are sizes
-            ranks = effective_ranks(torch.cat([gram for _, gram in of_size]))
-            counts = [len(gram) for _, gram in of_size]
-            for (index, _), found in zip(of_size, ranks.split(counts), strict=True):
-                yield (index, "effective_rank"), found.view(len(pages), -1)
+                found[index, "state_norm"] = torch.stack(sizes)
+            if "saturation" in self._names and layer.is_memory:
+                states, sizes = zip(
+                    self._last[index], *zip(states, sizes, strict=True), strict=True
+                )
+                changes = [norms(after - before) for before, after in pairwise(states)]
+                norm = torch.stack(sizes)
+                found[index, "saturation"] = saturation(torch.stack(changes), norm[:-1], norm[1:])
+                self._last[index] = states[-1].clone(), sizes[-1]
+        if "effective_rank" in self._names:
+            self._add_ranks(pages, found)
+        return found
+
+    def _add_ranks(self, pages: Sequence[StateCopies], found: Found) -> None:
+        """Of all layers together, with as few calls as there are sizes of matrices."""
+        parts: defaultdict[int, list[Tensor]] = defaultdict(list)
+        for start in range(0, len(pages), AT_ONCE):
+            grams: defaultdict[int, list[tuple[int, Tensor]]] = defaultdict(list)
+            some = pages[start : start + AT_ONCE]
+            for index, layer in self._layers.items():
+                if layer.is_memory and layer.has_matrices:
+                    gram = gram_matrices([layer.read(one)[layer.memory] for one in some])
+                    grams[gram.shape[-1]].append((index, gram))
+            for of_size in grams.values():
+                ranks = effective_ranks(torch.cat([gram for _, gram in of_size]))
+                counts = [len(gram) for _, gram in of_size]
+                for (index, _), values in zip(of_size, ranks.split(counts), strict=True):
+                    parts[index].append(values.view(len(some), -1))
+        found |= {(index, "effective_rank"): torch.cat(values) for index, values in parts.items()}
