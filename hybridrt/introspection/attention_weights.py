@@ -20,9 +20,9 @@ _OF_LATENTS = ("mla_attention", "sparse_mla_attention")
 
 
 class Row(NamedTuple):
-    """One sequence's part of a step: its row, its tokens of the batch, and tokens before them."""
+    """One sequence's part of a step: its row, its tokens of the batch, how many came before them."""
 
-    index: int
+    number: int
     tokens: slice
     context: int
 
@@ -59,7 +59,7 @@ def read_seen(kernel: str, given: Mapping[str, Any], row: Row, queries: Sequence
     size = cache.shape[2]
     begin = reach.first_visible(row.context) // size * size
     first = min([row.context, *(reach.first_visible(query) for query in queries[:1])])
-    blocks = given["pages"].page_table[row.index, : blocks_for(row.end - begin, size)]
+    blocks = given["pages"].page_table[row.number, : blocks_for(row.end - begin, size)]
     gather = partial(_gather, blocks=blocks, places=slice(first - begin, row.end - begin))
     if kernel in _OF_HEADS:
         held = PagedKV(given["k"], given["v"], given["k_scale"], given["v_scale"])

@@ -104,13 +104,15 @@ class TraceRecorder:
             self.found[key].append(values)
         if self._writer is None:
             return
-        if self._token_plans:
-            self._write_tokens(row)
-        for number, position in enumerate(positions):
-            states = {i: layer.read(pages[number]) for i, layer in self._state_layers.items()}
-            of_position = {key: values[number] for key, values in found.items()}
-            self._writer.add_position(position, states, of_position)
-        self._writer.write_index()
+        try:
+            if self._token_plans:
+                self._write_tokens(self._writer, row)
+            for number, position in enumerate(positions):
+                states = {i: layer.read(pages[number]) for i, layer in self._state_layers.items()}
+                of_position = {key: values[number] for key, values in found.items()}
+                self._writer.add_position(position, states, of_position)
+        finally:
+            self._writer.write_index()
 
     def _pages_at(self, row: TracedRow) -> list[StateCopies]:
         """Where the states at the row's positions are: its last one in the sequence's own pages."""
@@ -125,9 +127,8 @@ class TraceRecorder:
         groups = enumerate(self._engine.plan.groups)
         return {g: [*tables[g].physical_ids] for g, group in groups if group.page_size is None}
 
-    def _write_tokens(self, row: TracedRow) -> None:
+    def _write_tokens(self, writer: TraceWriter, row: TracedRow) -> None:
         """The step's new tokens, all of which are in the cache still: of a window too."""
-        assert self._writer is not None
         start, stop = row.runs[0].start, row.row.end
         pool = self._engine.pool
         tensors = {
@@ -141,4 +142,4 @@ class TraceRecorder:
             )
             for index, plan in self._token_plans.items()
         }
-        self._writer.add_tokens(start, stop, tensors)
+        writer.add_tokens(start, stop, tensors)
