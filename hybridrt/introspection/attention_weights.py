@@ -14,13 +14,14 @@ from hybridrt.kernels.reference.mla_attention import Latents, absorb
 from hybridrt.kernels.reference.paged_attention import PagedKV
 
 LAST = 16  # tokens before a query's own
+MASSES = ("attention_first", "attention_last", "attention_own")
 _MOST_SCORES = 2**22  # held at once: 16 MiB
 _OF_HEADS = ("paged_attention", "relative_attention", "sparse_attention")
 _OF_LATENTS = ("mla_attention", "sparse_mla_attention")
 
 
 class Row(NamedTuple):
-    """One sequence's part of a step: its row, its tokens of the batch, how many came before them."""
+    """One sequence in a step: its row, its tokens of the batch, how many came before them."""
 
     number: int
     tokens: slice
@@ -99,16 +100,12 @@ def _of_lot(
     scores = scores.masked_fill(~_visible(given, query, token, distance), -torch.inf)
     nothing = _sinks(given, query, scores.shape[1])
     weights = torch.cat([scores, nothing[..., None]], dim=-1).softmax(-1)
-    of_tokens = weights[..., :-1]
-
-    def mass(chosen: Bool[Tensor, "queries tokens"]) -> Float32[Tensor, "queries heads"]:
-        return (of_tokens * chosen[:, None]).sum(-1)
-
+    last = (distance > 0) & (distance <= LAST)
+    chosen = torch.stack([(token == 0).expand_as(last), last, distance == 0], dim=-1)
+    masses = torch.matmul(weights[..., :-1], chosen.float())
     return {
         "attention_entropy": torch.special.entr(weights).sum(-1),
-        "attention_first": mass((token == 0).expand_as(distance)),
-        "attention_last": mass((distance > 0) & (distance <= LAST)),
-        "attention_own": mass(distance == 0),
+        **dict(zip(MASSES, masses.unbind(-1), strict=True)),
     }
 
 

@@ -1,7 +1,7 @@
 """Statistics of what layers do in a step, from what they give to kernels."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,7 +40,7 @@ class TracedRow:
 class _Seen:
     """What a step's calls gave so far."""
 
-    decays: dict[int, dict[int, list[Decay]]] = field(default_factory=dict)
+    decays: defaultdict[int, list[Decay]] = field(default_factory=lambda: defaultdict(list))
     found: Found = field(default_factory=dict)
 
 
@@ -73,14 +73,12 @@ class CallStatistics:
     def take(self) -> Found:
         """What the calls of the step have shown."""
         found = self._seen.found
-        for index, by_position in self._seen.decays.items():
-            for name, part in (("decay", "mean"), ("half_life", "half_life")):
-                if name in self._names and by_position:
-                    rows = [
-                        torch.stack([getattr(one, part) for one in calls]).mean(0)
-                        for calls in by_position.values()
-                    ]
-                    found[index, name] = torch.stack(rows)
+        for index, calls in self._seen.decays.items():
+            decay = calls[0] if len(calls) == 1 else Decay(*map(_mean, zip(*calls, strict=True)))
+            if "decay" in self._names:
+                found[index, "decay"] = decay.mean
+            if "half_life" in self._names:
+                found[index, "half_life"] = decay.half_life
         return found
 
     def _see_decays(self, index: int, call: int, kernel: str, given: Mapping[str, Any]) -> None:
@@ -89,11 +87,10 @@ class CallStatistics:
         if decays is None:
             return
         means = self._means[index, call].add(
-            self._row.runs, lambda start, stop: decays.sums(self._inside(start, stop))
+            self._row.runs, lambda start, stop: decays.sum(self._inside(start, stop))
         )
-        of_layer = self._seen.decays.setdefault(index, {})
-        for position, mean in means.items():
-            of_layer.setdefault(position, []).append(decays.finish(mean))
+        if means is not None:
+            self._seen.decays[index].append(decays.finish(means))
 
     def _see_attention(self, index: int, call: int, kernel: str, given: Mapping[str, Any]) -> None:
         row, positions = self._row.row, self._row.positions
@@ -105,10 +102,10 @@ class CallStatistics:
             norms = seen.norms(row.context)
             means = self._means[index, call].add(
                 self._row.runs,
-                lambda start, stop: (norms[self._inside(start, stop)].sum(0),),
+                lambda start, stop: norms[self._inside(start, stop)].sum(0),
             )
-            if means:
-                self._seen.found[index, "kv_norm"] = torch.stack([one for (one,) in means.values()])
+            if means is not None:
+                self._seen.found[index, "kv_norm"] = means
         if queries:
             found = attention_statistics(kernel, given, row, seen, queries)
             named = {name: values for name, values in found.items() if name in self._names}
@@ -117,3 +114,7 @@ class CallStatistics:
     def _inside(self, start: int, stop: int) -> slice:
         """These tokens of the sequence, among the row's."""
         return slice(start - self._row.row.context, stop - self._row.row.context)
+
+
+def _mean(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.stack([*tensors]).mean(0)

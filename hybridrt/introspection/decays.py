@@ -2,54 +2,57 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from math import log
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float32
 from torch import Tensor
 
 LOWEST_LOG = -87.0  # below it float32 has no decay but 0
 
 
 class Decay(NamedTuple):
-    """Of the tokens between two recorded positions, for each head: the mean of the decays, and
-    the mean of their logarithms.
+    """Of the tokens before each recorded position, back to the one before it: for each head the
+    mean of the decays, and the mean of their logarithms.
     """
 
-    mean: Float[Tensor, " heads"]
-    mean_log: Float[Tensor, " heads"]
+    mean: Float[Tensor, "positions heads"]
+    mean_log: Float[Tensor, "positions heads"]
 
     @property
-    def half_life(self) -> Float[Tensor, " heads"]:
+    def half_life(self) -> Float[Tensor, "positions heads"]:
         """Tokens after which half is left of what stood in the state; inf where all is kept."""
-        return torch.log(torch.tensor(2.0)) / -self.mean_log
+        return log(2) / -self.mean_log
 
 
 class TokenDecays(ABC):
     """The decays of a step's tokens in one kernel call, summed up run by run."""
 
     @abstractmethod
-    def sums(self, tokens: slice) -> tuple[Tensor, ...]:
-        """Sums over these tokens, which can be added to those of others."""
+    def sum(self, tokens: slice) -> Float32[Tensor, " *sums"]:
+        """A sum over these tokens, which can be added to that of others."""
 
     @abstractmethod
-    def finish(self, means: tuple[Tensor, ...]) -> Decay:
-        """What the means over all tokens of an interval say."""
+    def finish(self, means: Float32[Tensor, " positions *sums"]) -> Decay:
+        """What the means over all tokens of intervals say."""
 
 
 class HeadDecays(TokenDecays):
     """One logarithm a token and head, or several a head, of which it has the mean."""
 
     def __init__(self, log_decay: Float[Tensor, "tokens heads *channels"]) -> None:
-        with_channels = log_decay if log_decay.dim() == 3 else log_decay[..., None]
-        self._log_decay = with_channels.float().clamp(min=LOWEST_LOG)
+        logs = log_decay.float().clamp(min=LOWEST_LOG)
+        decays = logs.exp()
+        if logs.dim() == 3:
+            decays, logs = decays.mean(-1), logs.mean(-1)
+        self._both = torch.stack([decays, logs], dim=1)
 
-    def sums(self, tokens: slice) -> tuple[Tensor, ...]:
-        logs = self._log_decay[tokens]
-        return logs.exp().mean(-1).sum(0), logs.mean(-1).sum(0)
+    def sum(self, tokens: slice) -> Float32[Tensor, " *sums"]:
+        return self._both[tokens].sum(0)
 
-    def finish(self, means: tuple[Tensor, ...]) -> Decay:
-        return Decay(*means)
+    def finish(self, means: Float32[Tensor, " positions *sums"]) -> Decay:
+        return Decay(*means.unbind(1))
 
 
 class ChannelDecays(TokenDecays):
@@ -64,12 +67,12 @@ class ChannelDecays(TokenDecays):
     ) -> None:
         self._dt, self._A = dt, A.float()
 
-    def sums(self, tokens: slice) -> tuple[Tensor, ...]:
-        return (self._dt[tokens].sum(0, dtype=torch.float32),)
+    def sum(self, tokens: slice) -> Float32[Tensor, " *sums"]:
+        return self._dt[tokens].sum(0, dtype=torch.float32)
 
-    def finish(self, means: tuple[Tensor, ...]) -> Decay:
-        log_decay = self._A * means[0][:, None]
-        return Decay(log_decay.exp().mean(0), log_decay.mean(0))
+    def finish(self, means: Float32[Tensor, " positions *sums"]) -> Decay:
+        log_decay = self._A * means[..., None]
+        return Decay(log_decay.exp().mean(1), log_decay.mean(1))
 
 
 def token_decays(

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 
@@ -32,23 +33,26 @@ class IntervalMeans:
     """Means over the tokens of an interval, of which a step may bring a part only."""
 
     def __init__(self) -> None:
-        self._sums: tuple[Tensor, ...] | None = None
+        self._sum: Tensor | None = None
         self._count = 0
 
-    def add(
-        self, runs: Sequence[Run], sums: Callable[[int, int], tuple[Tensor, ...]]
-    ) -> dict[int, tuple[Tensor, ...]]:
-        """Takes in a step's tokens, and gives the means of the intervals that end with it.
+    def add(self, runs: Sequence[Run], sum_of: Callable[[int, int], Tensor]) -> Tensor | None:
+        """Takes in a step's tokens, and gives the means of the intervals that end in it, in order.
 
-        `sums(start, stop)` are those over some of its tokens.
+        `sum_of(start, stop)` is that over some of its tokens. None: no interval ends.
         """
-        means: dict[int, tuple[Tensor, ...]] = {}
+        sums: list[Tensor] = []
+        counts: list[int] = []
         for run in runs:
-            found = sums(run.start, run.stop)
-            if self._sums is not None:
-                found = tuple(a + b for a, b in zip(self._sums, found, strict=True))
-            self._sums, self._count = found, self._count + run.stop - run.start
+            found = sum_of(run.start, run.stop)
+            self._sum = found if self._sum is None else self._sum + found
+            self._count += run.stop - run.start
             if run.stop == run.position:
-                means[run.position] = tuple(one / self._count for one in found)
-                self._sums, self._count = None, 0
-        return means
+                sums.append(self._sum)
+                counts.append(self._count)
+                self._sum, self._count = None, 0
+        if not sums:
+            return None
+        stacked = torch.stack(sums)
+        divisors = torch.tensor(counts, device=stacked.device)
+        return stacked / divisors.view(-1, *[1] * (stacked.dim() - 1))

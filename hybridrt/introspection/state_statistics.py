@@ -103,7 +103,9 @@ class StateStatistics:
                 states, sizes = zip(
                     self._last[index], *zip(states, sizes, strict=True), strict=True
                 )
-                changes = [norms(after - before) for before, after in pairwise(states)]
+                changes = [
+                    norms(after.float() - before.float()) for before, after in pairwise(states)
+                ]
                 norm = torch.stack(sizes)
                 found[index, "saturation"] = saturation(torch.stack(changes), norm[:-1], norm[1:])
                 self._last[index] = states[-1].clone(), sizes[-1]
