@@ -261,3 +261,17 @@ def _stored_mla(layer: MLA) -> tuple[dict[str, _Stored], dict[str, tuple[str, ..
         stored["k_index"] = _Stored(layer.k_index)
     dims = {"c_kv": "kv_lora_rank", "k_pe": "rope_dim", "k_index": "index_dim"}
     return stored, {name: ("tokens", dims[name]) for name in stored}
+
+
+def read_tokens(
+    layer: CachedLayer, plan: LayerPlan, pool: Pool, table: PageTable | None, start: int, stop: int
+) -> dict[str, Tensor]:
+    """What a layer of a token kind holds of the tokens `start` to `stop - 1`, all of them held.
+
+    Of compressed tokens it has the entries that end with one of them.
+    """
+    cache = TokenCache(layer, plan, pool, table, stop)
+    first = start // layer.grid.rate if isinstance(layer, EntryCache) else start
+    assert cache.rows.start <= first, (plan.name, cache.rows, first)
+    rows = torch.arange(first, cache.rows.stop, device=pool.bytes.device)
+    return {name: cache.read(name, rows) for name in cache.fields if name != POSITIONS}
