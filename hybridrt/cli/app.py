@@ -12,6 +12,7 @@ from hybridrt.cli.generate import generate
 from hybridrt.cli.inspect import inspect
 from hybridrt.cli.options import expands_options
 from hybridrt.cli.plan import plan
+from hybridrt.cli.plot import plot
 
 app = typer.Typer(
     add_completion=False,
@@ -47,4 +48,5 @@ def _hybridrt(
 
 for _command in (demo, generate, chat, plan, inspect):
     app.command()(reports_errors(expands_options(_command)))
+app.add_typer(plot, name="plot")
 app.add_typer(bench, name="bench")

@@ -38,6 +38,13 @@ def inspect(
     token_ids: Annotated[
         str | None, typer.Option(metavar="IDS", help="The same with token ids: 1,2,3.")
     ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write a page with pictures in the place of tables; with a prompt, of a run too.",
+        ),
+    ] = None,
     json_output: Json = False,
 ) -> None:
     """Show a checkpoint's layers, tensors and cache; with a prompt, what each layer holds.
@@ -53,13 +60,27 @@ def inspect(
 
         blueprint = draw_up(config)
     parts = model_parts(blueprint.model, blueprint.plan)
-    tensors = _tensors(blueprint)
     asked = prompt if token_ids is None else parse_ids(token_ids)
+    if html is not None:
+        from hybridrt.cli.report import write_report
+
+        summary = _summary(blueprint, parts)
+        num_bytes = write_report(html, model, engine, blueprint, parts, summary, asked)
+        _print_written(html, num_bytes, json_output)
+        return
+    tensors = _tensors(blueprint)
     look = None if asked is None else _look(model, engine, asked)
     if json_output:
         _print_json(model, blueprint, parts, tensors, look)
     else:
         _print(model, blueprint, parts, tensors, look)
+
+
+def _print_written(path: Path, num_bytes: int, json_output: bool) -> None:
+    if json_output:
+        print_json({"html": str(path), "bytes": num_bytes})
+    else:
+        console().print(f"{path}: {num_bytes:,} bytes", markup=False, soft_wrap=True)
 
 
 def _look(model: str, engine: EngineOptions, prompt: str | list[int]) -> _Look:

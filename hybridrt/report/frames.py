@@ -25,8 +25,9 @@ SHARED = -1
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The pool behind one step, and what the step did."""
+    """The pool behind one step, and what the step did. `scene` is the part of the run it is in."""
 
+    scene: str
     text: str
     running: int
     tokens: int
@@ -48,6 +49,7 @@ class _Packer:
                 self.last[place] = now
                 changed.append([place, *now])
         return {
+            "scene": frame.scene,
             "text": frame.text,
             "running": frame.running,
             "tokens": frame.tokens,

@@ -47,12 +47,14 @@ STATES = (
     Statistic(
         "effective_rank",
         "Effective rank",
-        "How many directions of a state are in use. A low number in a large state is room left.",
+        "How many directions of a state are in use, weighed by their sizes. A low number in a large "
+        "state is room left.",
     ),
     Statistic(
         "saturation",
         "Saturation",
-        "The share of a state's numbers near their limit; near 1 it has little left to tell with.",
+        "How little a state has changed since the recorded position before: 1, not at all, since "
+        "its head remembers for long or takes up little; 0, all of it is new.",
     ),
     Statistic(
         "decay", "Decay a token", "What is left of a state after one token; 1 forgets nothing."
@@ -76,8 +78,9 @@ ATTENTION = (
     ),
     Statistic(
         "attention_last",
-        "Attention on the token before",
-        "The share of attention on the last token before the own one; bright rows copy from it.",
+        "Attention on the 16 tokens before",
+        "The share of attention on the 16 tokens before the own one. Bright: the layer looks close "
+        "by; dark: it looks far back, or at itself.",
     ),
     Statistic(
         "attention_own", "Attention on the own token", "The share of attention on the token itself."

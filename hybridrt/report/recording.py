@@ -55,7 +55,7 @@ def record(llm: "LLM", token_ids: Sequence[int]) -> list[Frame]:
             f"the prompt has {len(token_ids)} tokens; to be recorded it should have from 1 to "
             f"{llm.max_model_len - 1}"
         )
-    frames = [Frame("Before the first step.", 0, 0, llm.cache_map())]
+    frames = [Frame("", "Before the first step.", 0, 0, llm.cache_map())]
     for scene in scenes(token_ids):
         _play(llm, scene, min(_NEW_TOKENS, room), frames)
     return frames
@@ -71,8 +71,8 @@ def _play(llm: "LLM", scene: Scene, max_tokens: int, frames: list[Frame]) -> Non
         while waiting:
             outputs = [output for output in llm.step() if output.request_id in waiting]
             waiting -= {output.request_id for output in outputs if output.finished}
-            text = f"{scene.title}: {_step_text(outputs, told)}"
-            frames.append(Frame(text, llm.engine.num_running, _held(llm), llm.cache_map()))
+            text, running = _step_text(outputs, told), llm.engine.num_running
+            frames.append(Frame(scene.title, text, running, _held(llm), llm.cache_map()))
     finally:
         for name in waiting:
             llm.abort(name)
@@ -87,7 +87,7 @@ def _held(llm: "LLM") -> int:
 def _step_text(outputs: Sequence[RequestOutput], told: set[str]) -> str:
     """What a step did, request by request; what was found in the cache is told once."""
     if not outputs:
-        return "a part of the prompt is computed."
+        return "A part of a prompt is computed."
     return " ".join(_output_text(output, told) for output in outputs)
 
 

@@ -127,7 +127,8 @@ if (data.map) {
     const running = `${frame.running} running with ${comma(frame.tokens)} tokens`;
     byId("map-step").textContent = `${number} of ${frames.length - 1}`;
     slider.setAttribute("aria-valuetext", `step ${number} of ${frames.length - 1}`);
-    text.textContent = `${frame.text} Now ${running}.`;
+    const scene = frame.scene ? `${frame.scene}. ` : "";
+    text.textContent = `${scene}${frame.text} Now ${running}.`;
     const said = groups.map((group, place) => {
       const { own, shared, cached, free } = frame.counts[place];
       return `${group.name}: ${own} pages of one sequence, ${shared} shared, ${cached} cached, ${free} free`;
