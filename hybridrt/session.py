@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jaxtyping import Float32
 from torch import Tensor
@@ -15,6 +16,9 @@ from hybridrt.engine.read_cache import read_layer
 from hybridrt.engine.saved_session import check_saved, plain_fingerprint
 from hybridrt.prompt import ParsedPrompt, Prompt, parse
 from hybridrt.request import RequestOutput, SamplingParams
+
+if TYPE_CHECKING:
+    from hybridrt.introspection.trace import Trace
 
 Run = Callable[[Held, SamplingParams | None], Iterator[RequestOutput]]
 """Steps the engine until a held sequence has what is asked for, and gives its outputs."""
@@ -43,7 +47,7 @@ class Session:
             raise ValueError(f"cache_salt={cache_salt!r}, but the prompt has another one")
         session = cls(engine, engine.held.open(*salts), run)
         try:
-            session._append(parsed)
+            session._append(session._token_ids(parsed))
         except BaseException:
             session.close()
             raise
@@ -117,10 +121,8 @@ class Session:
             ValueError: a token id is none of the model's, there would be more than
                 `max_model_len` tokens, or it is a text and there is no tokenizer.
         """
-        held = self._idle()
-        if isinstance(text_or_ids, Mapping):
-            raise ValueError(f"{held.name}: {text_or_ids!r} should be a text or token ids")
-        self._append(parse(text_or_ids))
+        self._idle()
+        self._append(self._parse(text_or_ids))
 
     def generate(self, sampling_params: SamplingParams | None = None) -> RequestOutput:
         """Generates behind the last token; what comes is part of the session then.
@@ -202,6 +204,55 @@ class Session:
         fingerprint = plain_fingerprint(self._engine.fingerprint)
         write_snapshot(Path(path), self._engine.held.snapshot(held, fingerprint))
 
+    def trace(
+        self,
+        text_or_ids: str | Sequence[int],
+        layers: Sequence[int] | None = None,
+        every: int = 256,
+        path: str | os.PathLike[str] | None = None,
+        statistics: Sequence[str] | None = None,
+    ) -> "Trace":
+        """Appends a text or token ids and computes them, and records what layers do meanwhile.
+
+        The session is then as after `append`, with all tokens computed. What it had before is
+        computed first, and not recorded. Statistics and states are recorded at positions that are
+        multiples of `every` tokens of the session, and at the end (docs/introspection.md).
+
+        Args:
+            text_or_ids: as for `append`.
+            layers: indices into `llm.plan.layers`; None: all.
+            every: tokens from one recorded position to the next.
+            path: a folder, new or empty, for the states, and the statistics too; None: states are
+                not kept.
+            statistics: names of those that are wanted; None: all.
+
+        Raises:
+            ValueError: an argument is wrong, there are no tokens, or `append` would raise it;
+                nothing was appended.
+            OSError: the folder can't be written.
+        """
+        from hybridrt.introspection.trace import record
+
+        self._idle()
+        token_ids = self._parse(text_or_ids)
+        self._check_room(token_ids)
+        held = self._compute()
+
+        def compute() -> None:
+            self.append(token_ids)
+            self._compute()
+
+        return record(
+            self._engine,
+            held,
+            token_ids,
+            compute,
+            layers=layers,
+            every=every,
+            path=path,
+            statistics=statistics,
+        )
+
     def close(self) -> None:
         """Gives back its pages. Closing it again does nothing."""
         if self.closed:
@@ -211,10 +262,24 @@ class Session:
         with self._engine.repairing():
             self._engine.held.close(self._held)
 
-    def _append(self, given: ParsedPrompt) -> None:
-        held, token_ids = self._held, given.token_ids
-        if token_ids is None:
-            token_ids = tuple(self._encode(given.text or "", first=not held.token_ids))
+    def _parse(self, text_or_ids: str | Sequence[int]) -> tuple[int, ...]:
+        if isinstance(text_or_ids, Mapping):
+            raise ValueError(f"{self._held.name}: {text_or_ids!r} should be a text or token ids")
+        return self._token_ids(parse(text_or_ids))
+
+    def _token_ids(self, given: ParsedPrompt) -> tuple[int, ...]:
+        if given.token_ids is not None:
+            return given.token_ids
+        return tuple(self._encode(given.text or "", first=not self._held.token_ids))
+
+    def _append(self, token_ids: tuple[int, ...]) -> None:
+        self._check_room(token_ids)
+        with self._engine.repairing():
+            self._engine.held.append(self._held, list(token_ids))
+
+    def _check_room(self, token_ids: tuple[int, ...]) -> None:
+        """Refuses token ids that can't stand behind those there are."""
+        held = self._held
         vocab_size, most = self._engine.model.config.vocab_size, self._engine.max_model_len
         wrong = next((token for token in token_ids if not 0 <= token < vocab_size), None)
         if wrong is not None:
@@ -225,8 +290,6 @@ class Session:
                 f"{held.name}: with {len(token_ids)} tokens more it would have {total}; "
                 f"with max_model_len={most} it can have {most}"
             )
-        with self._engine.repairing():
-            self._engine.held.append(held, list(token_ids))
 
     def _read(self, plan: LayerPlan) -> dict[str, Tensor]:
         held = self._compute()

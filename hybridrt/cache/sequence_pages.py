@@ -1,7 +1,7 @@
 """The pages of every sequence in the engine: admit, extend, commit, fork, free."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hybridrt.cache.finder import Match
 from hybridrt.cache.page_table import PageTable, PhysicalId
@@ -17,7 +17,8 @@ class _Entry:
     """`capacity` tokens can be written now; at `next_release` a window leaves a page behind.
 
     `place` is where the sequence stands in the prefix cache, if it shares at all. Before
-    `next_event` tokens are committed there is nothing to do but to count them.
+    `next_event` tokens are committed there is nothing to do but to count them. `taps` are the
+    pages in which the next step leaves the states at some positions, for who asked to see them.
     """
 
     tables: tuple[PageTable, ...]
@@ -26,6 +27,7 @@ class _Entry:
     next_release: int = UNENDING
     next_event: int = 0
     place: Place | None = None
+    taps: dict[int, StateCopies] = field(default_factory=dict)
 
 
 class SequencePages:
@@ -47,7 +49,7 @@ class SequencePages:
         self._windows = [x for x in enumerate(self._groups) if x[1].window is not None]
         self._entries: dict[str, _Entry] = {}
         self.unsettled: set[str] = set()
-        """Sequences that start from another's states at their next step, or have exports."""
+        """Sequences that start from another's states at their next step, or leave some in it."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -132,13 +134,13 @@ class SequencePages:
 
     def _settle(self, sequence: str, entry: _Entry) -> None:
         place = entry.place
-        if place is not None and (place.initial is not None or place.exports):
+        if entry.taps or (place is not None and (place.initial is not None or place.exports)):
             self.unsettled.add(sequence)
         else:
             self.unsettled.discard(sequence)
-        entry.next_event = entry.next_release
+        entry.next_event = 0 if entry.taps else entry.next_release
         if place is not None and self._reuse is not None:
-            entry.next_event = min(entry.next_release, self._reuse.next_event(place))
+            entry.next_event = min(entry.next_event, self._reuse.next_event(place))
 
     def _admit_behind(
         self,
@@ -229,11 +231,39 @@ class SequencePages:
 
     def exports(self, sequence: str, start: int, stop: int) -> list[tuple[int, StateCopies]]:
         """The positions in `start` to `stop` whose states are to be left, and in which pages."""
-        place = self._entries[sequence].place
-        if place is None or not place.exports:
-            return []
-        inside = sorted(p for p in place.exports if start < p < stop)
-        return [(p, place.exports[p].pages) for p in inside]
+        entry = self._entries[sequence]
+        inside = {p: pages for p, pages in entry.taps.items() if start < p < stop}
+        for position, export in entry.place.exports.items() if entry.place is not None else ():
+            if start < position < stop:
+                inside[position] = export.pages
+        return sorted(inside.items())
+
+    def tap(self, sequence: str, positions: Sequence[int]) -> int:
+        """Lets the next step leave the states at these positions in pages, for `exports` to tell.
+
+        They are given back when it is committed. Returns for how many, the first ones, there
+        are pages, if need be those that the prefix cache can do without.
+        """
+        entry = self._entries[sequence]
+        exported = {} if entry.place is None else entry.place.exports
+        for count, position in enumerate(positions):
+            if position in exported or position in entry.taps:
+                continue
+            try:
+                pages = self._allocate([0 if g.page_size else g.parts for g in self._groups])
+            except OutOfPages:
+                self._settle(sequence, entry)
+                return count
+            states = enumerate(self._groups)
+            entry.taps[position] = {g: pages[g] for g, group in states if group.page_size is None}
+        self._settle(sequence, entry)
+        return len(positions)
+
+    def _untap(self, entry: _Entry) -> None:
+        for states in entry.taps.values():
+            for g, pages in states.items():
+                self._pool.release(g, pages)
+        entry.taps.clear()
 
     def initial_states(self, sequence: str) -> StateCopies | None:
         """The pages of the states that the next step starts from; None: the sequence's own."""
@@ -294,6 +324,7 @@ class SequencePages:
         entry.num_committed = num_tokens
         if num_tokens < entry.next_event:
             return
+        self._untap(entry)
         if entry.place is not None and self._reuse is not None and tokens is not None:
             self._reuse.publish(entry.place, entry.tables, tokens, num_tokens)
         if num_tokens >= entry.next_release:
@@ -352,6 +383,7 @@ class SequencePages:
         """Gives back all pages of a sequence."""
         entry = self._entries.pop(sequence)
         self.unsettled.discard(sequence)
+        self._untap(entry)
         if entry.place is not None and self._reuse is not None:
             for g, _ in self._windows:
                 table = entry.tables[g]

@@ -28,6 +28,7 @@ from hybridrt.engine.handover import (
 from hybridrt.engine.held import Held, HeldRun, HeldSequences
 from hybridrt.engine.holding_scheduler import HoldingScheduler
 from hybridrt.engine.loading import draw_up, load
+from hybridrt.engine.recorder import Recorder
 from hybridrt.engine.runner import Draw, RowResult, Runner
 from hybridrt.engine.sampler import derive_seed
 from hybridrt.engine.scheduler import Row
@@ -200,7 +201,7 @@ class Engine:
             raise OutOfPages(self.held.explain_no_room(self.num_running + self.num_waiting))
         self._note_scheduled(rows)
         try:
-            results = self._runner.run(rows)
+            results = self._run(rows)
         except BaseException:
             self._scheduler.preempt_all(rows)
             raise
@@ -209,6 +210,31 @@ class Engine:
         except BaseException:
             self._start_over()
             raise
+
+    def _run(self, rows: list[Row]) -> Rows[RowResult]:
+        recorder = self._scheduler.recorder
+        if recorder is None or all(
+            row.sequence.sequence_id != recorder.sequence_id for row in rows
+        ):
+            return self._runner.run(rows)
+        return recorder.run(rows, self._runner.run_eagerly)
+
+    @contextmanager
+    def recording(self, recorder: Recorder) -> Iterator[None]:
+        """Lets a recorder look on while a held sequence is computed.
+
+        Its tokens are all computed, whatever the prefix cache has of them.
+
+        Raises:
+            RuntimeError: another is looking on.
+        """
+        if self._scheduler.recorder is not None:
+            raise RuntimeError("a sequence is recorded already; one at a time")
+        self._scheduler.recorder = recorder
+        try:
+            yield
+        finally:
+            self._scheduler.recorder = None
 
     def stats(self) -> dict[str, Any]:
         """What was reused, in all and since this was last asked, and what the pool holds now."""

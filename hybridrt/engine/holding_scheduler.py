@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence as Rows
 
+from hybridrt.cache.finder import Match
 from hybridrt.cache.reuse import Exports
 from hybridrt.cache.sequence_pages import SequencePages
 from hybridrt.config import EngineConfig
 from hybridrt.engine.held import HeldRun
+from hybridrt.engine.recorder import MOST_TAPS, Recorder
 from hybridrt.engine.scheduler import Row, Scheduler
 from hybridrt.engine.sequence import Sequence
 
@@ -17,6 +19,9 @@ class HoldingScheduler(Scheduler):
 
     A held sequence goes through as any other does: it may even have to give way, and is
     computed again. When it has finished or is taken out, its pages stay.
+
+    Attributes:
+        recorder: what looks on while one sequence is computed, every token of it; None: nobody.
     """
 
     def __init__(
@@ -25,6 +30,7 @@ class HoldingScheduler(Scheduler):
         super().__init__(config, pages, rope_switch_length)
         self._arrived: dict[str, Sequence] = {}  # with pages, and not running yet
         self._restarts = (("", 0), 0)
+        self.recorder: Recorder | None = None
 
     @property
     def num_waiting(self) -> int:
@@ -49,7 +55,28 @@ class HoldingScheduler(Scheduler):
             end = len(sequence.token_ids) - 1
             if end > sequence.num_computed:
                 self._pages.reserve_exports(name, Exports([end]))
-        return super().schedule()
+        rows = super().schedule()
+        return rows if self.recorder is None else self._tap(rows, self.recorder)
+
+    def _tap(self, rows: list[Row], recorder: Recorder) -> list[Row]:
+        """Pages for the states that a recorder wants to see, and decodes first as before.
+
+        A row ends at the first position for whose states there are none.
+        """
+        for index, row in enumerate(rows):
+            if row.sequence.sequence_id == recorder.sequence_id:
+                wanted = recorder.positions_inside(row.start, row.stop)
+                count = self._pages.tap(recorder.sequence_id, wanted[:MOST_TAPS])
+                if count < len(wanted):
+                    rows[index] = row._replace(stop=wanted[count])
+                    return sorted(rows, key=lambda row: not row.is_decode)
+        return rows
+
+    def _match(self, sequence: Sequence) -> Match | None:
+        match = super()._match(sequence)
+        if self.recorder is None or sequence.sequence_id != self.recorder.sequence_id:
+            return match
+        return None if match is None else match.unused
 
     def remove(self, sequence: Sequence) -> None:
         """Takes out a sequence, and frees its pages unless it is a held one."""

@@ -115,3 +115,21 @@ def _read_mla(layer: MLA, blocks: Int64[Tensor, " blocks"]) -> dict[str, Tensor]
     if is_sparse and layer.caches_keys:
         found["k_index"] = layer.k_index[blocks].flatten(0, 1)
     return found
+
+
+def read_tokens(
+    layer: CachedLayer, plan: LayerPlan, pool: Pool, table: PageTable | None, start: int, stop: int
+) -> dict[str, Tensor]:
+    """What `read_layer` gives of the tokens `start` to `stop - 1`, all of which are held.
+
+    Of compressed tokens it has the entries that end with one of them.
+    """
+    group = pool.plan.group(plan.group)
+    blocks, first = _blocks(group, table, stop, pool.bytes.device)
+    if isinstance(layer, EntryCache):
+        return {"entries": _read_entries(layer, blocks, stop)[start // layer.grid.rate :]}
+    assert group.kernel_block_size is not None and first <= start, (plan.name, first, start)
+    skipped = (start - first) // group.kernel_block_size
+    inside = slice(start - first - skipped * group.kernel_block_size, None)
+    found = _read_tokens(layer, blocks[skipped:])
+    return {name: x[inside][: stop - start] for name, x in found.items()}

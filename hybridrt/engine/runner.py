@@ -78,6 +78,14 @@ class Runner:
         batch = self.batches.build(rows)
         if self.static_decode is not None and self.static_decode.takes(batch):
             return self._take_logits(rows, self.static_decode.run(batch))
+        return self._run_model(rows, batch)
+
+    @torch.inference_mode()
+    def run_eagerly(self, rows: list[Row]) -> list[RowResult]:
+        """The same, by the model's own modules, whatever is faster: hooks on them are called."""
+        return self._run_model(rows, self.batches.build(rows))
+
+    def _run_model(self, rows: list[Row], batch: ForwardBatch) -> list[RowResult]:
         hidden = self._model(batch)
         results = {i: RowResult() for i in range(len(rows))}
         sampling = [i for i, row in enumerate(rows) if row.samples]

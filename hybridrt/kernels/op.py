@@ -12,6 +12,7 @@ dtype.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from inspect import signature
@@ -28,6 +29,30 @@ R = TypeVar("R")
 
 LIBRARY = torch.library.Library("hybridrt", "FRAGMENT")
 """What holds the ops, `torch.ops.hybridrt.*`."""
+
+Observer = Callable[[str, Mapping[str, Any]], None]
+"""Is shown a contract's name and all of its arguments, before it computes."""
+
+_observer: Observer | None = None
+
+
+@contextmanager
+def observed_calls(observer: Observer) -> Iterator[None]:
+    """Shows every call of a contract inside to the observer, in whatever thread it is made.
+
+    Calls that a compiler traces are not shown, nor what it has compiled.
+
+    Raises:
+        RuntimeError: another observer is looking.
+    """
+    global _observer
+    if _observer is not None:
+        raise RuntimeError("calls of kernels are observed already; one observer at a time")
+    _observer = observer
+    try:
+        yield
+    finally:
+        _observer = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +109,10 @@ def torch_op(
         @wraps(contract)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             if not is_compiling():
+                if _observer is not None:
+                    defaults = {name: argument.default for name, argument in arguments.items()}
+                    given = dict(zip(arguments, args, strict=False)) | kwargs
+                    _observer(contract.__name__, defaults | given)
                 return contract(*args, **kwargs)
             given = dict(zip(arguments, args, strict=False)) | kwargs
             flat: list[Any] = []

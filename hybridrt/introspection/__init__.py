@@ -1,0 +1,1 @@
+"""Looking inside: what layers hold, and what they do with it."""
