@@ -45,9 +45,7 @@ def memory_chart(curves: MemoryCurves) -> dict[str, Any]:
     lines = [
         {
             "name": name,
-            "points": [
-                (x(n), y(b)) for n, b in zip(curves.lengths, line, strict=True) if b > 0
-            ],
+            "points": [(x(n), y(b)) for n, b in zip(curves.lengths, line, strict=True) if b > 0],
         }
         for name, line in series.items()
         if any(line)

@@ -4,11 +4,12 @@ They have no titles, since a caption says that. Colours are Okabe and Ito's, and
 their dashes too. Each `*_figure` draws numbers that another function has made.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 import numpy as np
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from hybridrt.introspection.trace import Trace
+
+P = ParamSpec("P")
 
 FORMATS = ("svg", "pdf", "png")
 _INCHES = (6.3, 3.1)  # the width of a page's text
@@ -47,12 +50,34 @@ _LINES: dict[str, dict[str, Any]] = {
     "window": {"color": "#009E73", "linestyle": ":"},
     "state": {"color": "#D55E00", "linestyle": "-."},
 }
-_LAYER_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _USES = {
     "own": ("held by one sequence", "#0072B2", ""),
     "shared": ("shared by several", "#E69F00", "xxxx"),
     "cached": ("cached, held by none", "#BBBBBB", "////"),
 }
+
+
+def need_matplotlib() -> None:
+    """Raises ImportError, which says what to install, where there is no matplotlib."""
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        raise ImportError("a plot needs matplotlib: pip install 'hybridrt[viz]'") from None
+    del mpl
+
+
+def _styled(draw: Callable[P, "Figure"]) -> "Callable[P, Figure]":
+    """The drawing in our style, whatever the user's own settings are."""
+
+    @wraps(draw)
+    def styled(*args: P.args, **kwargs: P.kwargs) -> "Figure":
+        need_matplotlib()
+        import matplotlib as mpl
+
+        with mpl.rc_context(_STYLE):
+            return draw(*args, **kwargs)
+
+    return styled
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +119,16 @@ def page_bytes(frames: Sequence[Frame]) -> dict[str, np.ndarray]:
     counts = [page_counts(frame.map) for frame in frames]
     return {
         use: np.array(
-            [sum(c[use] * g.page_stride for c, g in zip(row, groups, strict=True)) for row in counts]
+            [
+                sum(c[use] * g.page_stride for c, g in zip(row, groups, strict=True))
+                for row in counts
+            ]
         )
         for use in _USES
     }
 
 
+@_styled
 def memory_figure(curves: MemoryCurves) -> "Figure":
     """Bytes of a sequence against its length, both axes logarithmic."""
     figure, (axes,) = _figure(1)
@@ -115,33 +144,39 @@ def memory_figure(curves: MemoryCurves) -> "Figure":
     return figure
 
 
+@_styled
 def states_figure(numbers: StateNumbers) -> "Figure":
     """Left, norms over positions, a row a layer; right, the half-life of every head."""
     figure, (left, right) = _figure(2, sharey=True)
     rows = np.arange(len(numbers.labels))
     edges = [0, *numbers.positions]
-    image = left.pcolormesh(edges, np.arange(len(rows) + 1) - 0.5, numbers.norms, cmap="cividis")
+    scale = "log" if numbers.norms.min() > 0 else "linear"
+    image = left.pcolormesh(
+        edges, np.arange(len(rows) + 1) - 0.5, numbers.norms, cmap="cividis", norm=scale
+    )
     figure.colorbar(image, ax=left, label="norm of the state", pad=0.02)
     left.set_yticks(rows, numbers.labels)
     left.set_ylim(len(rows) - 0.5, -0.5)
     left.set_xlabel("tokens read")
     for row, half_lives in enumerate(numbers.half_lives):
         known = half_lives[np.isfinite(half_lives)]
-        colour = _LAYER_COLOURS[row % len(_LAYER_COLOURS)]
-        right.plot(known, np.full(len(known), row), "|", color=colour, markersize=9)
+        right.plot(known, np.full(len(known), row), "|", color="#0072B2", markersize=9)
     right.set_xscale("log")
     right.set_xlabel("half-life of a head (tokens)")
+    right.tick_params(axis="y", length=0)
     right.grid(axis="x", color="#DDDDDD", linewidth=0.6)
     return figure
 
 
+@_styled
 def pages_figure(frames: Sequence[Frame]) -> "Figure":
     """What the pool holds behind every step of a run, by who holds it."""
     figure, (axes,) = _figure(1)
     sizes, steps = page_bytes(frames), np.arange(len(frames))
+    unit, unit_bytes = _unit(max(sum(sizes.values())))
     below = np.zeros(len(frames))
     for use, (label, colour, hatch) in _USES.items():
-        above = below + sizes[use]
+        above = below + sizes[use] / unit_bytes
         axes.fill_between(
             steps, below, above, step="post", label=label, facecolor=colour, hatch=hatch,
             edgecolor="white", linewidth=0,
@@ -149,10 +184,9 @@ def pages_figure(frames: Sequence[Frame]) -> "Figure":
         below = above
     _mark_scenes(axes, frames)
     axes.set_xlim(0, len(frames) - 1)
-    axes.set_ylim(0, 1.2 * max(below.max(), 1))
-    axes.yaxis.set_major_formatter(lambda at, _: size_text(at))
+    axes.set_ylim(0, 1.15 * max(below.max(), 1e-9))
     axes.set_xlabel("step")
-    axes.set_ylabel("pages of the pool")
+    axes.set_ylabel(f"pages of the pool ({unit})")
     axes.legend(ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0))
     return figure
 
@@ -178,24 +212,17 @@ def check_format(path: Path) -> str:
     return suffix
 
 
-def need_matplotlib() -> None:
-    """Raises ImportError, which says what to install, where there is no matplotlib."""
-    try:
-        import matplotlib as mpl
-    except ImportError:
-        raise ImportError("a plot needs matplotlib: pip install 'hybridrt[viz]'") from None
-    del mpl
-
-
 def _figure(count: int, **options: Any) -> "tuple[Figure, Sequence[Axes]]":
-    need_matplotlib()
-    import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=_INCHES, layout="constrained")
-        axes = figure.subplots(1, count, squeeze=False, **options)
-    return figure, axes[0].tolist()
+    figure = Figure(figsize=_INCHES, layout="constrained")
+    return figure, figure.subplots(1, count, squeeze=False, **options)[0].tolist()
+
+
+def _unit(num_bytes: float) -> tuple[str, int]:
+    """The unit in which so many bytes are a number of a few digits."""
+    units = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "bytes": 1}
+    return next((name, size) for name, size in units.items() if num_bytes >= size or size == 1)
 
 
 def _mark_scenes(axes: "Axes", frames: Sequence[Frame]) -> None:

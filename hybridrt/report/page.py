@@ -67,23 +67,27 @@ def report_page(
         "map": pack_frames(frames) if frames else None,
         "heat": heat,
     }
-    return _environment().get_template("page.html").render(
-        model=model,
-        plan=plan,
-        facts=facts,
-        prompt=prompt,
-        lengths=[*enumerate(data["stack"]["lengths"])],
-        fits=fits(plan, data["stack"]["lengths"]),
-        kinds=[(k, LETTERS[k], _KIND_TEXTS[k]) for k in LETTERS if _has(plan, k)],
-        curves=curves,
-        chart=memory_chart(curves),
-        heats=_heats(heat),
-        data=data,
-        style=_file("style.css"),
-        dark=_file("dark.css"),
-        print=_file("print.css"),
-        script=script,
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    return (
+        _environment()
+        .get_template("page.html")
+        .render(
+            model=model,
+            plan=plan,
+            facts=facts,
+            prompt=prompt,
+            lengths=[*enumerate(data["stack"]["lengths"])],
+            fits=fits(plan, data["stack"]["lengths"]),
+            kinds=[(k, LETTERS[k], _KIND_TEXTS[k]) for k in LETTERS if _has(plan, k)],
+            curves=curves,
+            chart=memory_chart(curves),
+            heats=_heats(heat),
+            data=data,
+            style=_file("style.css"),
+            dark=_file("dark.css"),
+            print=_file("print.css"),
+            script=script,
+            script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        )
     )
 
 
@@ -92,13 +96,14 @@ def _heats(packed: dict[str, Any] | None) -> list[dict[str, Any]]:
     if packed is None:
         return []
     figures = [
-        ("states", "States over positions", "Positions", names_of(STATES, packed)),
-        ("half-life", "How long a head remembers", "Heads", names_of(HALF_LIFE, packed)),
-        ("attention", "Attention on earlier tokens", "Positions", names_of(ATTENTION, packed)),
+        ("states", "States", "States over positions", STATES),
+        ("half-life", "Half-lives", "How long a head remembers", HALF_LIFE),
+        ("attention", "Attention", "Attention on earlier tokens", ATTENTION),
     ]
+    named = [(key, link, title, names_of(of, packed)) for key, link, title, of in figures]
     return [
-        {"id": key, "title": title, "across": across, "statistics": names}
-        for key, title, across, names in figures
+        {"id": key, "link": link, "title": title, "statistics": names}
+        for key, link, title, names in named
         if names
     ]
 

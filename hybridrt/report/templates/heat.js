@@ -1,7 +1,7 @@
 /** What a heat map shows: names of rows and columns, and `cells[row][column]`. */
 function heatView(figure, statistic, layer) {
   const { layers, positions } = data.heat;
-  const byHead = figure.dataset.across === "Heads";
+  const byHead = figure.dataset.across === "heads";
   const positionTexts = positions.map(comma);
   const headTexts = (key) => {
     const { heads, rows } = statistic.layers[key];
@@ -27,7 +27,7 @@ function heatView(figure, statistic, layer) {
   return { rowName: "layer", columnName: "head", rows, columns: headTexts(widest), cells };
 }
 
-function drawHeat(svg, view, statistic) {
+function drawHeat(svg, view, range) {
   const [left, top, bottom, width] = [46, 4, 40, 1000];
   const cellH = Math.max(11, Math.min(26, 420 / view.rows.length));
   const cellW = (width - left) / view.columns.length;
@@ -36,7 +36,7 @@ function drawHeat(svg, view, statistic) {
   const parts = [];
   view.cells.forEach((row, r) => row.forEach((value, c) => {
     if (value === null) return;
-    const fill = cividis(value === Infinity ? 1 : shareOf(statistic, value));
+    const fill = cividis(shareOf(range, value));
     const place = { x: (left + c * cellW).toFixed(1), y: (top + r * cellH).toFixed(1) };
     parts.push(make("rect", { ...place, width: (cellW + 0.1).toFixed(1), height: (cellH - 1).toFixed(1), fill }));
   }));
@@ -91,13 +91,14 @@ function heatFigure(figure) {
 
   const draw = () => {
     view = heatView(figure, statistic, pickLayer.value);
-    drawn = drawHeat(svg, view, statistic);
+    const range = rangeOf(statistic, view.cells);
+    drawn = drawHeat(svg, view, range);
     at = null;
     const heads = pickLayer.value !== "all" ? "" : view.columnName === "head"
       ? " A cell is the median over the positions." : " A cell is the mean over a layer's heads.";
     find("figcaption").textContent = statistic.how_to_read + heads;
-    find(".low").textContent = short(statistic.low);
-    find(".high").textContent = short(statistic.high);
+    find(".low").textContent = short(range.low);
+    find(".high").textContent = short(range.high);
     reading.textContent = "Point at a cell, or focus the map and use the arrow keys, to read it.";
     if (details.open) heatTable(find("table"), view, statistic.title);
   };

@@ -34,9 +34,19 @@ function unpackHeat(statistic, layer) {
   return table;
 }
 
-/** Where a value lies between the least and the greatest of its statistic, 0 to 1. */
-function shareOf(statistic, value) {
-  const { low, high, log } = statistic;
+/** The least and the greatest number of some cells; from 0, if the least is near to it. */
+function rangeOf(statistic, cells) {
+  const known = cells.flat().filter((value) => value !== null && value !== Infinity);
+  if (!known.length) return { low: 0, high: 0, log: false };
+  const high = known.reduce((a, b) => Math.max(a, b));
+  const least = known.reduce((a, b) => Math.min(a, b));
+  const log = statistic.log && least > 0;
+  return { low: !log && least >= 0 && least < 0.2 * high ? 0 : least, high, log };
+}
+
+/** Where a value lies in a range, 0 to 1. */
+function shareOf({ low, high, log }, value) {
+  if (value === Infinity) return 1;
   if (high <= low) return 0;
   return log ? Math.log(value / low) / Math.log(high / low) : (value - low) / (high - low);
 }

@@ -14,15 +14,16 @@
     const at = placeOf(lengths[number]);
     cursor.setAttribute("x1", at);
     cursor.setAttribute("x2", at);
-    const parts = Object.entries(curves).map(([name, line]) => `${labels[name]} ${size(line[number])}`);
-    let text = `At ${comma(lengths[number])} tokens: ${parts.join(", ")}.`;
-    if (curves.compared && curves.total[number] > 0) {
+    const parts = Object.keys(curves).filter((name) => name !== "total" && name !== "compared");
+    const of = parts.map((name) => `${labels[name].replace("of it: ", "")} ${size(curves[name][number])}`);
+    let text = `At ${comma(lengths[number])} tokens this model takes ${size(curves.total[number])}`;
+    text += of.length ? ` (${of.join(", ")})` : "";
+    if (curves.compared) {
       const times = curves.compared[number] / curves.total[number];
-      text += times >= 1
-        ? ` Full attention would take ${times.toFixed(1)} times as much.`
-        : ` Full attention would still take less, ${times.toFixed(2)} times as much.`;
+      text += `; full attention everywhere ${size(curves.compared[number])}, `;
+      text += `${times.toFixed(times < 10 ? 2 : 0)} times as much`;
     }
-    byId("memory-reading").textContent = text;
+    byId("memory-reading").textContent = `${text}.`;
     slider.setAttribute("aria-valuetext", `${comma(lengths[number])} tokens`);
   };
 
