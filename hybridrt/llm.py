@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hybridrt.cache.cache_map import CacheMap, cache_map
 from hybridrt.cache.plan import CachePlan
 from hybridrt.cache.regions import CacheRegions
 from hybridrt.config import EngineConfig
@@ -178,6 +179,13 @@ class LLM:
         `cache` has the pages and checkpoints that are kept, and how many were dropped.
         """
         return self.engine.stats()
+
+    def cache_map(self) -> CacheMap:
+        """Who owns each slab and page of the pool now: a snapshot, which prints as a table.
+
+        It takes less than a millisecond, so it can be asked for at every step.
+        """
+        return cache_map(self.engine.pool, self.engine.pages)
 
     def cache_regions(self) -> CacheRegions:
         """The pool as one region of memory, and the bytes in it that hold given pages."""

@@ -13,7 +13,7 @@ ROOT = Path(hybridrt.__file__).parent
 
 # Each part may import the parts behind it, and itself.
 LEAVES = {"values", "config", "request", "batch", "transfer"}
-BELOW_LLM = LEAVES | {"engine", "models", "layers", "kernels", "cache", "progress"}
+BELOW_LLM = LEAVES | {"engine", "models", "layers", "kernels", "cache", "progress", "show"}
 ALLOWED = {
     "values": set(),
     "config": {"values"},
@@ -23,21 +23,24 @@ ALLOWED = {
     "prompt": set(),
     "progress": {"request"},
     "demo": set(),
-    "cache": LEAVES,
+    "show": set(),
+    "cache": LEAVES | {"show"},
     "kernels": LEAVES,
     "layers": LEAVES | {"kernels", "cache"},
     "models": LEAVES | {"layers", "kernels", "cache"},
     "engine": LEAVES | {"models", "layers", "kernels", "cache", "progress"},
     "introspection": BELOW_LLM,
     "session": BELOW_LLM | {"prompt", "introspection"},
-    "llm": BELOW_LLM | {"session", "prompt"},
+    "llm": BELOW_LLM | {"session", "prompt", "introspection"},
     "measure": BELOW_LLM | {"llm", "session", "prompt"},
     "__init__": LEAVES | {"llm", "session", "models"},
-    "cli": BELOW_LLM | {"__init__", "llm", "session", "prompt", "demo", "measure"},
+    "report": BELOW_LLM | {"llm", "session", "prompt", "introspection"},
+    "cli": BELOW_LLM
+    | {"__init__", "llm", "session", "prompt", "demo", "measure", "introspection", "report"},
     "__main__": {"cli"},
 }
 # Within a part too: nothing of torch may be needed to read a request or a config.
-WITHOUT_TORCH = ("values", "config", "request", "prompt", "progress")
+WITHOUT_TORCH = ("values", "config", "request", "prompt", "progress", "show")
 
 
 def modules() -> list[Path]:

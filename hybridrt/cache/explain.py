@@ -1,16 +1,15 @@
 """A cache plan for people (tables) and for programs (plain data)."""
 
-import io
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 from hybridrt.cache.plan import CachePlan, GroupPlan, LayerPlan
 from hybridrt.cache.spec import Window
+from hybridrt.show import Shown, as_text
 
 LENGTHS = (512, 2_048, 8_192, 32_768, 131_072)
 """Tokens of the sequences that are counted."""
@@ -21,16 +20,13 @@ KIND_STYLES = {"full": "cyan", "window": "green", "state": "magenta"}
 
 def explain(plan: CachePlan) -> str:
     """The plan as plain text: groups, layers, what a sequence takes and how many fit."""
-    file = io.StringIO()
-    console = Console(file=file, width=100, color_system=None, force_terminal=False)
-    for table in (groups_table(plan), layers_table(plan)):
-        console.print(table)
-        console.print()
-    console.print(summary(plan))
-    console.print(f"Sequences that fit at once: {_fits_text(plan)} tokens")
-    for note in plan.notes:
-        console.print(note)
-    return "\n".join(line.rstrip() for line in file.getvalue().splitlines()).strip("\n")
+    return as_text(plan_shown(plan))
+
+
+def plan_shown(plan: CachePlan) -> Shown:
+    """The plan as tables and a text."""
+    lines = [summary(plan), f"Sequences that fit at once: {_fits_text(plan)} tokens", *plan.notes]
+    return [groups_table(plan), layers_table(plan), "\n".join(lines)]
 
 
 def simple_table(title: str, *columns: str, right: Iterable[str] = ()) -> Table:

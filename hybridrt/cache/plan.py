@@ -10,6 +10,7 @@ from math import ceil, lcm
 
 from hybridrt.cache.cuts import ACCEPTED_PADDING
 from hybridrt.cache.spec import Kind, Window
+from hybridrt.show import ShowsItself, Shown
 
 UNENDING = 2**40
 """Tokens: more than any sequence has."""
@@ -121,8 +122,8 @@ class LayerPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class CachePlan:
-    """Sizes of everything in the pool `uint8[num_slabs, slab_bytes]`."""
+class CachePlan(ShowsItself):
+    """Sizes of everything in the pool `uint8[num_slabs, slab_bytes]`. It prints as a table."""
 
     slab_bytes: int
     num_slabs: int
@@ -221,6 +222,12 @@ class CachePlan:
         if not fits:
             return 0
         return _largest(lambda tokens: self.slabs_for(tokens) <= self.num_slabs, self)
+
+    def shown(self) -> Shown:
+        """The groups, the layers, and what a sequence takes of the pool."""
+        from hybridrt.cache.explain import plan_shown
+
+        return plan_shown(self)
 
     def explain(self) -> str:
         """The plan as a table for people."""

@@ -283,6 +283,11 @@ class Reuse:
                 self._pool.release(g, pages)
         place.exports.clear()
 
+    def held_by(self, place: Place) -> list[tuple[int, list[PhysicalId]]]:
+        """Pages by group of the states that a sequence starts from, and of those to be left."""
+        held = [] if place.initial is None else self.prefix.pages_of(place.initial)
+        return held + [pages for one in place.exports.values() for pages in one.pages.items()]
+
     def pages_for(self, exports: Exports) -> list[int]:
         """Pages of each group for the states at all these positions, as far as they may be kept."""
         count, most = len(exports.wanted) + len(exports.regular), self.prefix.most_checkpoints

@@ -270,6 +270,14 @@ class SequencePages:
         place = self._entries[sequence].place
         return None if place is None or place.initial is None else place.initial.states
 
+    def held_apart(self, sequence: str) -> list[tuple[int, list[PhysicalId]]]:
+        """Pages by group that a sequence holds beside those in its tables, until its next steps.
+
+        They have the states that it starts from, and those that it is to leave.
+        """
+        place = self._entries[sequence].place
+        return [] if place is None or self._reuse is None else self._reuse.held_by(place)
+
     def resume(self, sequence: str, num_tokens: int, salt: str | None = None) -> None:
         """Admits a sequence whose first `num_tokens` tokens were computed elsewhere.
 

@@ -26,8 +26,9 @@ class _Group:
     Filling the fullest slabs first leaves the emptiest to become free.
     """
 
-    def __init__(self, pages_per_slab: int) -> None:
+    def __init__(self, num_slabs: int, pages_per_slab: int) -> None:
         self.pages_per_slab = pages_per_slab
+        self.is_taken = bytearray(num_slabs * pages_per_slab)  # 1: in use or cached
         self.num_free = 0
         self.holders: dict[PhysicalId, int] = {}  # of pages in use, and 0 for cached ones
         self.kept: dict[PhysicalId, int] = {}  # how many keep it
@@ -40,12 +41,15 @@ class _Group:
     def take(self, count: int, new_slabs: Iterable[int]) -> list[PhysicalId]:
         """So many pages of the fullest slabs, then of new ones, all of which are needed for it."""
         taken: list[PhysicalId] = []
+        is_taken = self.is_taken
         while len(taken) < count and self._nonempty:
             fewest = (self._nonempty & -self._nonempty).bit_length() - 1
             slab = next(iter(self._slabs_with[fewest]))
             free = self._free_pages[slab]
             some = free[: count - len(taken)]
             del free[: len(some)]
+            for page in some:
+                is_taken[page] = 1
             self._leave(slab, fewest)
             self._enter(slab, len(free))
             self.in_use[slab] = self.in_use.get(slab, 0) + len(some)
@@ -55,6 +59,10 @@ class _Group:
             first, end = slab * self.pages_per_slab, (slab + 1) * self.pages_per_slab
             used = min(end, first + count - len(taken))
             taken += map(PhysicalId, range(first, used))
+            if used - first == 1:  # the usual case where a page is a slab
+                is_taken[first] = 1
+            else:
+                is_taken[first:used] = b"\1" * (used - first)
             self._free_pages[slab] = list(range(used, end))
             self._enter(slab, end - used)
             self.in_use[slab] = used - first
@@ -100,6 +108,7 @@ class _Group:
         pages = self._free_pages[slab]
         self._leave(slab, len(pages))
         pages.append(page)
+        self.is_taken[page] = 0
         self.num_free += 1
         if len(pages) < self.pages_per_slab:
             self._enter(slab, len(pages))
@@ -137,7 +146,7 @@ class SlabAllocator:
     def __init__(self, num_slabs: int, pages_per_slab: Sequence[int]) -> None:
         self.num_slabs = num_slabs
         self._free_slabs = deque(range(num_slabs))
-        self._groups = [_Group(n) for n in pages_per_slab]
+        self._groups = [_Group(num_slabs, n) for n in pages_per_slab]
         self._most_live = [0] * len(pages_per_slab)
 
     @property
@@ -148,6 +157,10 @@ class SlabAllocator:
     def num_unused_slabs(self) -> int:
         """Slabs that are free, or would be if nothing were cached."""
         return self.num_slabs - sum(len(group.in_use) for group in self._groups)
+
+    def taken(self, group: int) -> bytearray:
+        """One byte per page of the group: 1 in use or cached, 0 not. To be read only."""
+        return self._groups[group].is_taken
 
     def slabs_of(self, group: int) -> list[int]:
         """The slabs that a group holds now."""

@@ -29,7 +29,7 @@ P = ParamSpec("P")
 
 FORMATS = ("svg", "pdf", "png")
 _INCHES = (6.3, 3.1)  # the width of a page's text
-_STYLE = {
+_STYLE: Any = {
     "font.family": "sans-serif",
     "font.size": 9,
     "axes.spines.top": False,
@@ -115,14 +115,11 @@ def state_numbers(trace: "Trace", plan: CachePlan) -> StateNumbers:
 
 def page_bytes(frames: Sequence[Frame]) -> dict[str, np.ndarray]:
     """Bytes of pages behind every step: held by one sequence, shared, cached."""
-    groups = frames[0].map.plan.groups
+    strides = [group.page_stride for group in frames[0].map.plan.groups]
     counts = [page_counts(frame.map) for frame in frames]
     return {
         use: np.array(
-            [
-                sum(c[use] * g.page_stride for c, g in zip(row, groups, strict=True))
-                for row in counts
-            ]
+            [sum(c[use] * s for c, s in zip(step, strides, strict=True)) for step in counts]
         )
         for use in _USES
     }
@@ -173,7 +170,7 @@ def pages_figure(frames: Sequence[Frame]) -> "Figure":
     """What the pool holds behind every step of a run, by who holds it."""
     figure, (axes,) = _figure(1)
     sizes, steps = page_bytes(frames), np.arange(len(frames))
-    unit, unit_bytes = _unit(max(sum(sizes.values())))
+    unit, unit_bytes = _unit(np.sum([*sizes.values()], axis=0).max())
     below = np.zeros(len(frames))
     for use, (label, colour, hatch) in _USES.items():
         above = below + sizes[use] / unit_bytes

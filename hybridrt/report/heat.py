@@ -47,8 +47,8 @@ STATES = (
     Statistic(
         "effective_rank",
         "Effective rank",
-        "How many directions of a state are in use, weighed by their sizes. A low number in a large "
-        "state is room left.",
+        "How many directions of a state are in use, weighed by their sizes. A low number in a "
+        "large state is room left.",
     ),
     Statistic(
         "saturation",

@@ -43,7 +43,7 @@ def demo_report(llm: LLM, frames: Any, trace: Any, prompt: str) -> str:
 
 
 class OpenPage:
-    """A file in a browser. `problems` are its errors; `requests` all that it asked for beside it."""
+    """A file in a browser. `problems` are its errors; `requests` what else it asked for."""
 
     def __init__(self, browser: Browser, path: Path, **options: Any) -> None:
         self.problems: list[str] = []
