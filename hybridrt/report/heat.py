@@ -124,13 +124,15 @@ def names_of(statistics: Sequence[Statistic], packed: dict[str, Any]) -> list[st
 
 
 def binned_heads(values: np.ndarray) -> np.ndarray:
-    """`[positions, heads]` with at most `MOST_HEADS` columns, means of neighbours."""
+    """`[positions, heads]` with at most `MOST_HEADS` columns: means of neighbours that are known."""
     heads = values.shape[1]
     if heads <= MOST_HEADS:
         return values
     starts = np.linspace(0, heads, MOST_HEADS, endpoint=False).astype(int)
-    sizes = np.diff([*starts, heads])
-    return np.add.reduceat(values, starts, axis=1) / sizes
+    known = ~np.isnan(values)
+    sums = np.add.reduceat(np.where(known, values, 0), starts, axis=1)
+    counts = np.add.reduceat(known.astype(int), starts, axis=1)
+    return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
 
 
 def _layers_with(trace: "Trace", name: str) -> list[int]:

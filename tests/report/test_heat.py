@@ -46,6 +46,8 @@ def test_very_many_heads_are_means_of_neighbours():
     assert small.shape == (2, MOST_HEADS)
     assert small[0, 0] == table[0, :2].mean() and small[1, -1] == table[1, -3:].mean()
     assert (np.diff(small[0]) > 0).all()
+    table[0, :3] = np.nan
+    assert np.isnan(binned(table)[0, 0]) and binned(table)[0, 1] == 3
 
 
 def test_very_many_positions_are_thinned_with_both_ends_kept(tmp_path):

@@ -1,5 +1,7 @@
 """Memory against length: the plan's own numbers, and what full attention would need."""
 
+from itertools import pairwise
+
 import pytest
 
 from hybridrt.report.chart import HEIGHT, WIDTH, length_text, memory_chart, named_curves
@@ -57,7 +59,7 @@ def test_lines_lie_inside_the_picture_and_labels_apart(tmp_path, layers, longest
     for line in chart["lines"]:
         assert all(0 <= x <= WIDTH and 0 <= y <= HEIGHT for x, y in line["points"])
     places = [label["at"] for label in chart["labels"]]
-    assert all(b - a >= 15 for a, b in zip(places, places[1:], strict=False))
+    assert all(b - a >= 15 for a, b in pairwise(places))
     assert chart["x_ticks"] and chart["y_ticks"]
 
 

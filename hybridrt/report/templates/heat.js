@@ -15,7 +15,7 @@ function heatView(figure, statistic, layer) {
     };
   }
   const keys = Object.keys(statistic.layers);
-  const rows = keys.map((key) => layers[key].label);
+  const rows = keys.map((key) => `${layers[key].label} ${layers[key].mixer}`);
   if (!byHead) {
     const cells = keys.map((key) => unpackHeat(statistic, key).map(meanOf));
     return { rowName: "layer", columnName: "position", rows, columns: positionTexts, cells };
@@ -28,8 +28,9 @@ function heatView(figure, statistic, layer) {
 }
 
 function drawHeat(svg, view, range) {
-  const [left, top, bottom, width] = [46, 4, 40, 1000];
-  const cellH = Math.max(11, Math.min(26, 420 / view.rows.length));
+  const longest = Math.max(...view.rows.map((name) => name.length));
+  const [left, top, bottom, width] = [38 + 7 * longest, 4, 40, 1000];
+  const cellH = Math.max(11, Math.min(32, 420 / view.rows.length));
   const cellW = (width - left) / view.columns.length;
   const height = top + cellH * view.rows.length;
   svg.setAttribute("viewBox", `0 0 ${width} ${height + bottom}`);

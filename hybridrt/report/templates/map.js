@@ -25,6 +25,18 @@ if (data.map) {
 
   const columns = (width) => (width < 560 ? 1 : slabs.length <= 4 ? 2 : slabs.length <= 12 ? 3 : 5);
 
+  /** Cells in a line, so that they are about square and the last line is as full as can be. */
+  const cellsAcross = (count, shape) => {
+    const square = Math.sqrt(count * shape);
+    let best = [Infinity, 1];
+    for (let n = Math.max(1, Math.floor(square * 0.7)); n <= Math.min(count, Math.ceil(square * 1.4)); n += 1) {
+      const empty = Math.ceil(count / n) * n - count;
+      const badness = empty / count + 0.3 * Math.abs(Math.log(n / square));
+      if (badness < best[0]) best = [badness, n];
+    }
+    return best[1];
+  };
+
   const drawCell = (pen, code, x, y, w, h, stripes) => {
     const gap = Math.min(1, w / 6);
     const [left, top, width, height] = [x + gap / 2, y + gap / 2, w - gap, h - gap];
@@ -62,7 +74,7 @@ if (data.map) {
       return;
     }
     const count = groups[group].pages_per_slab;
-    const across = Math.min(count, Math.max(1, Math.round(Math.sqrt((count * w) / height))));
+    const across = cellsAcross(count, w / height);
     const cellW = w / across;
     const cellH = height / Math.ceil(count / across);
     const padding = (cellW * groups[group].padding_percent) / 100;

@@ -107,6 +107,8 @@
     draw();
     details();
   });
+  const mostKinds = Math.max(...rows.map((row) => new Set(row.cached.map((layer) => layer.kind)).size));
+  list.style.setProperty("--badges", `${Math.max(1, mostKinds) * 23 - 3}px`);
   draw();
   choose(0);
 }
