@@ -10,7 +10,7 @@ import typer
 from hybridrt.cli.generate import parse_ids
 from hybridrt.cli.models import busy, engine_config, load_llm
 from hybridrt.cli.options import EngineOptions, Json, Model
-from hybridrt.cli.output import console, print_json
+from hybridrt.cli.output import check_folder, console, print_json
 
 if TYPE_CHECKING:
     from hybridrt.cli.parts import ModelPart
@@ -53,6 +53,8 @@ def inspect(
     """
     if prompt is not None and token_ids is not None:
         raise ValueError("inspect takes a --prompt or --token-ids, not both")
+    if html is not None:
+        check_folder("--html", html)
     config = engine_config(model, engine)
     with busy("reading"):
         from hybridrt.cli.parts import model_parts

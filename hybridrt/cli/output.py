@@ -5,6 +5,7 @@ import math
 import sys
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -45,6 +46,16 @@ def write(text: str) -> None:
     """
     sys.stdout.write(text.translate(_CONTROLS) if sys.stdout.isatty() else text)
     sys.stdout.flush()
+
+
+def check_folder(option: str, path: Path) -> None:
+    """Refuses a file that can't be written, before work is done for it.
+
+    Raises:
+        ValueError: it is in no folder that exists; names the option.
+    """
+    if not path.parent.is_dir():
+        raise ValueError(f"{option}={str(path)!r}: there is no folder {str(path.parent)!r}")
 
 
 def plain(value: Any) -> Any:

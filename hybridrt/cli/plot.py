@@ -9,7 +9,7 @@ from hybridrt.cli.errors import reports_errors
 from hybridrt.cli.generate import parse_ids
 from hybridrt.cli.models import busy, engine_config, load_llm
 from hybridrt.cli.options import EngineOptions, Json, Model, expands_options
-from hybridrt.cli.output import console, print_json
+from hybridrt.cli.output import check_folder, console, print_json
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -95,6 +95,7 @@ def _check(out: Path) -> None:
     from hybridrt.report.figures import check_format, need_matplotlib
 
     check_format(out)
+    check_folder("--out", out)
     need_matplotlib()
 
 

@@ -124,7 +124,7 @@ def names_of(statistics: Sequence[Statistic], packed: dict[str, Any]) -> list[st
 
 
 def binned_heads(values: np.ndarray) -> np.ndarray:
-    """`[positions, heads]` with at most `MOST_HEADS` columns: means of neighbours that are known."""
+    """`[positions, heads]`, at most `MOST_HEADS` of them: means of neighbours that are known."""
     heads = values.shape[1]
     if heads <= MOST_HEADS:
         return values

@@ -21,6 +21,8 @@ from hybridrt.report.stack import LETTERS, Part, stack_lengths, stack_rows
 if TYPE_CHECKING:
     from hybridrt.introspection.trace import Trace
 
+MOST_CHARACTERS = 20_000
+"""Of the prompt that are shown."""
 _SCRIPTS = ("common", "theme", "stack", "memory", "map", "heat_data", "heat")
 _KIND_TEXTS = {
     "full": "full: attention or MLA over all tokens",
@@ -75,6 +77,7 @@ def report_page(
             plan=plan,
             facts=facts,
             prompt=prompt,
+            most_characters=MOST_CHARACTERS,
             lengths=[*enumerate(data["stack"]["lengths"])],
             fits=fits(plan, data["stack"]["lengths"]),
             kinds=[(k, LETTERS[k], _KIND_TEXTS[k]) for k in LETTERS if _has(plan, k)],

@@ -53,6 +53,11 @@ def test_a_plan_alone_has_the_stack_and_memory(tmp_path):
     assert kinds == ["state"] * 3 + ["window"] + ["state"] * 3 + ["full"]
 
 
+def test_a_very_long_prompt_is_cut_and_says_so(tmp_path):
+    page = report_page("plan", plan_of(PERIOD, tmp_path), {}, prompt="x" * 3_000_000)
+    assert len(page) < 200_000 and "2,980,000 more characters are not shown" in page
+
+
 def test_numbers_are_those_of_the_plan(demo_page, demo_llm):
     data = data_of(demo_page.read_text(encoding="utf-8"))
     at = data["memory"]["lengths"].index(1024)

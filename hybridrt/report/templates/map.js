@@ -162,7 +162,6 @@ if (data.map) {
     clearInterval(timer);
     timer = null;
     play.textContent = "Play";
-    play.setAttribute("aria-pressed", "false");
     text.setAttribute("aria-live", "polite");
   };
   play.addEventListener("click", () => {
@@ -172,7 +171,6 @@ if (data.map) {
     }
     if (Number(slider.value) === frames.length - 1) slider.value = "0";
     play.textContent = "Pause";
-    play.setAttribute("aria-pressed", "true");
     // Read aloud, a running text would never end.
     text.setAttribute("aria-live", "off");
     timer = setInterval(() => {

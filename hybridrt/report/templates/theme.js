@@ -7,7 +7,6 @@
     root.dataset.theme = dark ? "dark" : "light";
     button.textContent = dark ? "Light" : "Dark";
     button.setAttribute("aria-label", `Switch to ${dark ? "light" : "dark"} colours`);
-    button.setAttribute("aria-pressed", String(dark));
     for (const listener of themeListeners) listener();
   };
 
