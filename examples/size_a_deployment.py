@@ -46,7 +46,7 @@ HYBRID = {
 
 
 def plan_of(folder: Path, gibibytes: int) -> tuple[CachePlan, int, int]:
-    """The plan for a cache of that size, the longest length that it can have, and the bytes of a hidden vector.
+    """The plan for a cache of that size, the longest length, and the bytes of a hidden vector.
 
     `draw_up` makes the model with shapes and no numbers, so even a model far too large for this
     machine takes a moment.
@@ -108,10 +108,8 @@ def explain_users(folder: Path, longest: int, hidden_bytes: int) -> None:
             print(f"   {'':>6}  {'full attention':>14}{_row(others)}")
         if memory == MEMORIES[-1] and len(lengths) > 1 and counts[0] and counts[-1]:
             longer, fewer = lengths[-1] // lengths[0], counts[0] / counts[-1]
-            print(
-                f"   {longer} times the length is {fewer:.1f} times fewer users. What is paid once a"
-            )
-            print("   user does not grow with the length; what is paid for a token does.")
+            print(f"   {longer} times the length is {fewer:.1f} times fewer users. What is paid")
+            print("   once a user does not grow with the length; what is paid for a token does.")
     print("\n   hybridrt plan MODEL --cache-memory 40GiB  says the same, layer by layer;")
     print("   hybridrt plot memory MODEL --out memory.pdf  draws it.")
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
 
 import numpy as np
+from jaxtyping import Float, Int
 
 from hybridrt.cache.explain import number_in, size_text
 from hybridrt.cache.plan import CachePlan
@@ -89,8 +90,8 @@ class StateNumbers:
 
     labels: tuple[str, ...]
     positions: tuple[int, ...]
-    norms: np.ndarray
-    half_lives: tuple[np.ndarray, ...]
+    norms: Float[np.ndarray, "layers positions"]
+    half_lives: tuple[Float[np.ndarray, " heads"], ...]
 
 
 def state_numbers(trace: "Trace", plan: CachePlan) -> StateNumbers:
@@ -113,7 +114,7 @@ def state_numbers(trace: "Trace", plan: CachePlan) -> StateNumbers:
     )
 
 
-def page_bytes(frames: Sequence[Frame]) -> dict[str, np.ndarray]:
+def page_bytes(frames: Sequence[Frame]) -> dict[str, Int[np.ndarray, " frames"]]:
     """Bytes of pages behind every step: held by one sequence, shared, cached."""
     strides = [group.page_stride for group in frames[0].map.plan.groups]
     counts = [page_counts(frame.map) for frame in frames]

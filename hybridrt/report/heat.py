@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from jaxtyping import Float
 
 from hybridrt.cache.explain import number_in
 from hybridrt.cache.plan import CachePlan
@@ -123,7 +124,9 @@ def names_of(statistics: Sequence[Statistic], packed: dict[str, Any]) -> list[st
     return [s.name for s in statistics if s.name in packed["statistics"]]
 
 
-def binned_heads(values: np.ndarray) -> np.ndarray:
+def binned_heads(
+    values: Float[np.ndarray, "positions heads"],
+) -> Float[np.ndarray, "positions bins"]:
     """`[positions, heads]`, at most `MOST_HEADS` of them: means of neighbours that are known."""
     heads = values.shape[1]
     if heads <= MOST_HEADS:
@@ -166,7 +169,7 @@ def _pack_statistic(trace: "Trace", statistic: Statistic, kept: Sequence[int]) -
     }
 
 
-def _pack(table: np.ndarray, low: float, high: float, log: bool) -> str:
+def _pack(table: Float[np.ndarray, "positions rows"], low: float, high: float, log: bool) -> str:
     """Little-endian uint16 `[positions, rows]` in base64."""
     known = np.isfinite(table)
     values = np.where(known, table, low)

@@ -8,7 +8,6 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, PackageLoader
-from markupsafe import Markup
 
 from hybridrt.cache.explain import fits, size_text
 from hybridrt.cache.plan import CachePlan
@@ -132,13 +131,13 @@ def _environment() -> Environment:
 
 
 @cache
-def _script() -> Markup:
+def _script() -> str:
     """All scripts in one scope, so that the page's only global names are the browser's."""
     body = "\n".join(_file(f"{name}.js") for name in _SCRIPTS)
-    return Markup(f'(() => {{\n"use strict";\n{body}}})();\n')
+    return f'(() => {{\n"use strict";\n{body}}})();\n'
 
 
-def _file(name: str) -> Markup:
-    """A file of ours, which needs no escaping."""
+def _file(name: str) -> str:
+    """A file of ours, which goes into the page as it is."""
     path = files("hybridrt.report") / "templates" / name
-    return Markup(path.read_text(encoding="utf-8"))
+    return path.read_text(encoding="utf-8")

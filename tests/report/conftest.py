@@ -45,9 +45,12 @@ def demo_page(demo_llm: LLM, demo_run: Any, tmp_path_factory: pytest.TempPathFac
     return path
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """The system's Chromium. In .ci/run it has to be there."""
+    """The system's Chromium. In .ci/run it has to be there.
+
+    Closed behind the module, as no other event loop can run in this thread until then.
+    """
     found = find_chromium()
     if found is None and "HYBRIDRT_NEEDS_CHROMIUM" not in os.environ:
         pytest.skip("no Chromium on this machine: apt-get install chromium")
