@@ -100,6 +100,7 @@ def pack_frames(frames: Sequence[Frame]) -> dict[str, Any]:
             for group in plan.groups
         ],
         "sequences": list(packer.sequences),
+        "start": _most_shared(packed),
         "frames": packed,
     }
 
@@ -117,6 +118,13 @@ def page_counts(found: "CacheMap") -> list[dict[str, int]]:
             }
         )
     return counts
+
+
+def _most_shared(packed: Sequence[dict[str, Any]]) -> int:
+    """The frame to show first: an empty pool, as before the first step, would say nothing."""
+    return max(
+        range(len(packed)), key=lambda n: sum(count["shared"] for count in packed[n]["counts"])
+    )
 
 
 def _shown_slabs(frames: Sequence[Frame]) -> tuple[list[int], int]:

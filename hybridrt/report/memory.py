@@ -73,17 +73,17 @@ def full_attention_bytes(
         if layer.kind != "state":
             attending[number_in(layer.name)] += layer.bytes_per_token
     if attending:
-        missing = len(numbers) - len(attending)
-        mean = sum(attending.values()) / len(attending)
-        return round(sum(attending.values()) + missing * mean), (
-            f"{len(numbers)} layers that keep every token: {len(attending)} as they are but "
-            f"without windows, {missing} with the mean of these, {mean:,.0f} bytes a token"
-        )
+        missing, mean = len(numbers) - len(attending), sum(attending.values()) / len(attending)
+        windows = any(layer.kind == "window" for layer in plan.layers)
+        meaning = f"the {len(attending)} layers that attend" + ", without windows" * windows
+        if missing:
+            meaning += f", and {missing} more with their mean of {mean:,.0f} bytes a token"
+        return round(sum(attending.values()) + missing * mean), meaning
     if hidden_bytes is None or not numbers:
         return None, "no layer attends, so there is nothing to compare with"
     return 2 * hidden_bytes * len(numbers), (
         f"{len(numbers)} layers with keys and values as wide as the hidden size, "
-        f"{2 * hidden_bytes:,} bytes a token each, since none of the model's attends"
+        f"{2 * hidden_bytes:,} bytes a token each, since none of the model's own attends"
     )
 
 

@@ -37,7 +37,7 @@ def stack_rows(plan: CachePlan, parts: Sequence[Part] = ()) -> list[dict[str, An
             continue
         cached = [layer for layer in plan.layers if f"{layer.name}.".startswith(f"{part.name}.")]
         row = _row(part.name.rpartition(".")[2], cached)
-        row |= {"modules": list(part.modules), "parameters": part.parameters}
+        row |= {"modules": _modules(part, cached), "parameters": part.parameters}
         rows.append(row | {"parameter_bytes": part.parameter_bytes})
     return rows
 
@@ -47,6 +47,14 @@ def stack_lengths(longest: int | None) -> list[int]:
     if longest is None:
         return list(LENGTHS[:4])
     return [*(length for length in LENGTHS if length < longest), longest]
+
+
+def _modules(part: Part, cached: Sequence[LayerPlan]) -> list[str]:
+    """What a layer is made of, and of a module of several mixers, which they are."""
+    names, mixers = list(part.modules), [layer.mixer for layer in cached]
+    if mixers and not set(mixers) & set(names):
+        return [f"{names[0]} ({', '.join(mixers)})", *names[1:]]
+    return names
 
 
 def _numbered(plan: CachePlan, number: int) -> list[LayerPlan]:

@@ -36,6 +36,7 @@ def main() -> None:
         for scheme in ("light", "dark"):
             page = OpenPage(browser, path, color_scheme=scheme, viewport=SIZE)
             page.page.focus("#map-slider")
+            page.page.keyboard.press("Home")
             for _ in range(STEP):
                 page.page.keyboard.press("ArrowRight")
             page.page.evaluate("document.activeElement.blur()")

@@ -62,6 +62,12 @@ def test_very_long_runs_and_very_large_pools_are_thinned_and_say_so(tmp_path):
     assert shown <= MOST_PAGES and packed["slabs_left_out"] > 0
 
 
+def test_the_first_frame_shown_has_the_most_sharing(tmp_path):
+    packed = pack_frames(hand_made_frames(plan_of(PERIOD, tmp_path), 9))
+    shared = [sum(count["shared"] for count in frame["counts"]) for frame in packed["frames"]]
+    assert shared[packed["start"]] == max(shared) > min(shared)
+
+
 def test_counts_are_of_all_pages(tmp_path):
     found = hand_made_map(plan_of(PERIOD, tmp_path), 3)
     for counts, pages in zip(page_counts(found), found.pages, strict=True):

@@ -29,7 +29,7 @@ function heatView(figure, statistic, layer) {
 
 function drawHeat(svg, view, range) {
   const longest = Math.max(...view.rows.map((name) => name.length));
-  const [left, top, bottom, width] = [38 + 7 * longest, 4, 40, 1000];
+  const [left, top, bottom, width] = [42 + 7.8 * longest, 4, 40, 1000];
   const cellH = Math.max(11, Math.min(32, 420 / view.rows.length));
   const cellW = (width - left) / view.columns.length;
   const height = top + cellH * view.rows.length;
