@@ -10,7 +10,7 @@ import typer
 from hybridrt.cli.generate import parse_ids
 from hybridrt.cli.models import busy, engine_config, load_llm
 from hybridrt.cli.options import EngineOptions, Json, Model
-from hybridrt.cli.output import check_folder, console, print_json
+from hybridrt.cli.output import check_folder, console, print_json, print_written
 
 if TYPE_CHECKING:
     from hybridrt.cli.parts import ModelPart
@@ -67,8 +67,8 @@ def inspect(
         from hybridrt.cli.report import write_report
 
         summary = _summary(blueprint, parts)
-        num_bytes = write_report(html, model, engine, blueprint, parts, summary, asked)
-        _print_written(html, num_bytes, json_output)
+        write_report(html, model, engine, blueprint, parts, summary, asked)
+        print_written(html, json_output)
         return
     tensors = _tensors(blueprint)
     look = None if asked is None else _look(model, engine, asked)
@@ -76,13 +76,6 @@ def inspect(
         _print_json(model, blueprint, parts, tensors, look)
     else:
         _print(model, blueprint, parts, tensors, look)
-
-
-def _print_written(path: Path, num_bytes: int, json_output: bool) -> None:
-    if json_output:
-        print_json({"html": str(path), "bytes": num_bytes})
-    else:
-        console().print(f"{path}: {num_bytes:,} bytes", markup=False, soft_wrap=True)
 
 
 def _look(model: str, engine: EngineOptions, prompt: str | list[int]) -> _Look:

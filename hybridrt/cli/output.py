@@ -48,6 +48,15 @@ def write(text: str) -> None:
     sys.stdout.flush()
 
 
+def print_written(path: Path, as_json: bool) -> None:
+    """Says that a file has been written, and how large it is."""
+    num_bytes = path.stat().st_size
+    if as_json:
+        print_json({"file": str(path), "bytes": num_bytes})
+    else:
+        console().print(f"{path}: {num_bytes:,} bytes", markup=False, soft_wrap=True)
+
+
 def check_folder(option: str, path: Path) -> None:
     """Refuses a file that can't be written, before work is done for it.
 

@@ -9,7 +9,7 @@ from hybridrt.cli.errors import reports_errors
 from hybridrt.cli.generate import parse_ids
 from hybridrt.cli.models import busy, engine_config, load_llm
 from hybridrt.cli.options import EngineOptions, Json, Model, expands_options
-from hybridrt.cli.output import check_folder, console, print_json
+from hybridrt.cli.output import check_folder, print_written
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -114,11 +114,7 @@ def _write(figure: "Figure", out: Path, json_output: bool) -> None:
     from hybridrt.report.figures import save_figure
 
     save_figure(figure, out)
-    num_bytes = out.stat().st_size
-    if json_output:
-        print_json({"out": str(out), "bytes": num_bytes})
-    else:
-        console().print(f"{out}: {num_bytes:,} bytes", markup=False, soft_wrap=True)
+    print_written(out, json_output)
 
 
 for _command in (memory, states, pages):

@@ -25,8 +25,8 @@ def write_report(
     parts: "Sequence[ModelPart]",
     summary: Mapping[str, Any],
     prompt: str | list[int] | None,
-) -> int:
-    """Writes the page and returns its bytes. Without a prompt nothing is run."""
+) -> None:
+    """Writes the page. Without a prompt nothing is run."""
     from hybridrt.report.page import report_page
 
     plan, frames, trace = blueprint.plan, [], None
@@ -45,7 +45,7 @@ def write_report(
         frames=frames,
         trace=trace,
     )
-    return path.write_bytes(page.encode())
+    path.write_bytes(page.encode())
 
 
 def recorded(llm: "LLM", prompt: str | list[int]) -> "tuple[list[Frame], Trace]":

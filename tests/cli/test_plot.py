@@ -13,7 +13,7 @@ PROMPT = ("--prompt", "amy=372\n" * 6 + "amy?", "--cache-memory", "8MiB")
 def test_a_picture_is_written(run, tmp_path, what, more):
     out = tmp_path / "figure.svg"
     said = run("plot", what, DEMO, *more, "--out", out, "--json").json
-    assert said == {"out": str(out), "bytes": out.stat().st_size}
+    assert said == {"file": str(out), "bytes": out.stat().st_size}
     assert "<svg" in out.read_text()
 
 
@@ -46,7 +46,7 @@ def test_without_matplotlib_it_is_said_before_a_model_is_loaded(run, monkeypatch
 def test_inspect_writes_a_page_of_a_run(run, tmp_path):
     html = tmp_path / "report.html"
     said = run("inspect", DEMO, *PROMPT, "--html", html, "--json").json
-    assert said == {"html": str(html), "bytes": html.stat().st_size}
+    assert said == {"file": str(html), "bytes": html.stat().st_size}
     page = html.read_text(encoding="utf-8")
     for section in ("stack", "memory", "map", "states", "half-life", "attention"):
         assert f'<section id="{section}"' in page
