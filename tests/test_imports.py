@@ -36,7 +36,9 @@ ALLOWED = {
     "llm": BELOW_LLM | {"session", "prompt", "introspection"},
     "measure": BELOW_LLM | {"llm", "session", "prompt"},
     "__init__": LEAVES | {"llm", "session", "models"},
-    "cli": BELOW_LLM | {"__init__", "llm", "session", "prompt", "introspection", "demo", "measure"},
+    "report": BELOW_LLM | {"llm", "session", "prompt", "introspection"},
+    "cli": BELOW_LLM
+    | {"__init__", "llm", "session", "prompt", "demo", "measure", "introspection", "report"},
     "__main__": {"cli"},
 }
 # Within a part too: nothing of torch may be needed to read a request or a config.

@@ -12,6 +12,7 @@ from hybridrt.cli.generate import generate
 from hybridrt.cli.inspect import inspect
 from hybridrt.cli.options import expands_options
 from hybridrt.cli.plan import plan
+from hybridrt.cli.plot import plot
 from hybridrt.cli.top import top
 
 app = typer.Typer(
@@ -48,4 +49,5 @@ def _hybridrt(
 
 for _command in (demo, generate, chat, plan, inspect, top):
     app.command()(reports_errors(expands_options(_command)))
+app.add_typer(plot, name="plot")
 app.add_typer(bench, name="bench")

@@ -10,7 +10,7 @@ import typer
 from hybridrt.cli.generate import parse_ids
 from hybridrt.cli.models import busy, engine_config, load_llm
 from hybridrt.cli.options import EngineOptions, Json, Model
-from hybridrt.cli.output import console, print_json
+from hybridrt.cli.output import check_folder, console, print_json, print_written
 
 if TYPE_CHECKING:
     from hybridrt.cli.parts import ModelPart
@@ -45,6 +45,13 @@ def inspect(
     tokens: Annotated[
         str | None, typer.Option(metavar="A:B", help="With --layer: values of these tokens too.")
     ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write a page with pictures in the place of tables; with a prompt, of a run too.",
+        ),
+    ] = None,
     json_output: Json = False,
 ) -> None:
     """Show a checkpoint's layers, tensors and cache; with a prompt, what each layer holds.
@@ -56,12 +63,16 @@ def inspect(
     asked = prompt if token_ids is None else parse_ids(token_ids)
     if tokens is not None and layer is None:
         raise ValueError(f"--tokens={tokens!r} is of one layer; say which with --layer")
+    if layer is not None and html is not None:
+        raise ValueError("inspect shows one --layer, or writes a page of all as --html, not both")
     if layer is not None:
         from hybridrt.cli.layer_contents import show_layer
 
         if asked is None:
             raise ValueError(f"--layer={layer} is of a prompt; give a --prompt or --token-ids")
         return show_layer(model, engine, asked, layer, tokens, as_json=json_output)
+    if html is not None:
+        check_folder("--html", html)
     config = engine_config(model, engine)
     with busy("reading"):
         from hybridrt.cli.parts import model_parts
@@ -69,6 +80,13 @@ def inspect(
 
         blueprint = draw_up(config)
     parts = model_parts(blueprint.model, blueprint.plan)
+    if html is not None:
+        from hybridrt.cli.report import write_report
+
+        summary = _summary(blueprint, parts)
+        write_report(html, model, engine, blueprint, parts, summary, asked)
+        print_written(html, json_output)
+        return
     tensors = _tensors(blueprint)
     look = None if asked is None else _look(model, engine, asked)
     if json_output:

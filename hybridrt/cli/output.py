@@ -5,6 +5,7 @@ import math
 import sys
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -45,6 +46,25 @@ def write(text: str) -> None:
     """
     sys.stdout.write(text.translate(_CONTROLS) if sys.stdout.isatty() else text)
     sys.stdout.flush()
+
+
+def print_written(path: Path, as_json: bool) -> None:
+    """Says that a file has been written, and how large it is."""
+    num_bytes = path.stat().st_size
+    if as_json:
+        print_json({"file": str(path), "bytes": num_bytes})
+    else:
+        console().print(f"{path}: {num_bytes:,} bytes", markup=False, soft_wrap=True)
+
+
+def check_folder(option: str, path: Path) -> None:
+    """Refuses a file that can't be written, before work is done for it.
+
+    Raises:
+        ValueError: it is in no folder that exists; names the option.
+    """
+    if not path.parent.is_dir():
+        raise ValueError(f"{option}={str(path)!r}: there is no folder {str(path.parent)!r}")
 
 
 def plain(value: Any) -> Any:
