@@ -1,0 +1,72 @@
+"""What a session caches beside what transformers' cache holds of the same tokens."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from hybridrt.introspection.capture import Call
+from hybridrt.introspection.counterparts import Counterparts
+from hybridrt.introspection.our_run import OurRun
+from hybridrt.introspection.their_run import TheirRun
+from hybridrt.layers.linear import Linear
+from hybridrt.layers.norm import GatedRMSNorm
+
+Pair = tuple[Call, str, str, Tensor, Tensor, Tensor | None, int | None]
+"""Before which call it is cached; the mixer, the name, ours, theirs, positions of tokens, axis of heads."""
+
+
+def cached_pairs(
+    index: int,
+    both: Counterparts,
+    ours: OurRun,
+    theirs: TheirRun,
+    num_tokens: int,
+    calls: Sequence[Call],
+) -> Iterator[Pair]:
+    """All that layer `index` caches on both sides in the same form."""
+    held = dict(theirs.cache[index])
+    layer = both.our_layers[index]
+    paths = {path: module for path, module in both.model.named_modules()}
+    parts = set(layer.modules())
+    for plan, tensors in ours.cached:
+        mixer = paths[plan.name]
+        if mixer not in parts:
+            continue
+        inside = [call for call in calls if call.module in set(mixer.modules())]
+        before = _last_step(inside)
+        for name, tensor in tensors.items():
+            if before is not None and name in held and name != "positions":
+                pair = _pair(name, tensor, held.pop(name), tensors, num_tokens)
+                if pair is not None:
+                    yield before, path_in(layer, mixer), name, *pair
+
+
+def _last_step(calls: Sequence[Call]) -> Call | None:
+    """The norm behind a recurrence, or the last projection."""
+    projections = [call for call in calls if isinstance(call.module, Linear)]
+    behind = [call for call in calls if isinstance(call.module, GatedRMSNorm)]
+    return min([*projections[-1:], *behind], key=lambda call: call.order, default=None)
+
+
+def path_in(layer: nn.Module, module: nn.Module) -> str:
+    """Where `module` is in `layer`; empty if it isn't."""
+    return next((path for path, part in layer.named_modules() if part is module), "")
+
+
+def _pair(
+    name: str, ours: Tensor, theirs: Tensor, tensors: Mapping[str, Tensor], num_tokens: int
+) -> tuple[Tensor, Tensor, Tensor | None, int | None] | None:
+    """Both in one shape, the positions of tokens, and the axis of heads."""
+    positions = None
+    if name in ("k", "v"):
+        first = num_tokens - len(theirs)  # of those that a window has left there
+        positions = tensors.get("positions", torch.arange(num_tokens)).cpu()
+        ours, positions = ours[positions >= first], positions[positions >= first]
+        theirs = theirs.cpu()[positions - first]
+    elif name == "conv_state":
+        theirs = theirs.transpose(-1, -2)[-ours.shape[0] :]  # theirs keeps the newest input too
+    if ours.shape != theirs.shape or not ours.numel():
+        return None
+    axis = {"k": 1, "v": 1, "ssm_state": 0}.get(name)
+    return ours, theirs, positions, axis
