@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-
 OTHER_FORWARD = "forward_selecting"
 """Of layers that hand on more than the stream: what their model calls in place of the module."""
 
@@ -65,7 +64,7 @@ class Calls:
         call = self.found.get((*place, time))
         if call is None:
             call = Call(module, path, self._layer, len(self.found))
-            self.found[*place, time] = call
+            self.found[(*place, time)] = call
         out, went_in = first_tensor(output), first_tensor(given)
         if out is not None:
             call.outputs.append(out.detach().clone())

@@ -30,7 +30,7 @@ def compare(a: Any, b: Any, *, tolerance: float | None = None) -> Comparison:
     Raises:
         ValueError: the session has no tokens, requests are on their way, the models have unlike
             layers, or `b` is something else.
-        ImportError: `b` should be a transformers model, and transformers isn't installed.
+        OutOfPages: there is no room for the scratch session.
     """
     if tolerance is not None and not tolerance > 0:
         raise ValueError(f"tolerance={tolerance!r} should be a positive number")

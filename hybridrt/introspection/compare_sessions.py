@@ -37,8 +37,7 @@ def compare_sessions(a: Any, b: Any, tolerance: float | None = None) -> Comparis
     if same and ours:
         apart = difference(a.logits, b.logits, tolerance)
         rows.append(_row(None, "logits", "output", apart, tolerance))
-    first = next((row for row in rows if row.excess), None)
-    return Comparison(rows, first, tolerance, notes)
+    return Comparison(rows, [row for row in rows if row.excess], tolerance, notes)
 
 
 def _layers(a: Any, b: Any) -> list[tuple[Any, Any]]:
@@ -86,9 +85,7 @@ def _of_both(
     return ours[torch.isin(mine, both)], theirs[torch.isin(yours, both)], both
 
 
-def _row(
-    plan: LayerPlan | None, name: str, what: What, apart: Difference, tolerance: float
-) -> Row:
+def _row(plan: LayerPlan | None, name: str, what: What, apart: Difference, tolerance: float) -> Row:
     layer = None if plan is None else layer_number(plan.name)
     mixer = "" if plan is None else plan.mixer
     return Row(layer, mixer, name, what, apart, True, apart.error > tolerance)

@@ -14,7 +14,7 @@ from hybridrt.introspection.our_run import OurRun, our_dtype, run_ours
 from hybridrt.introspection.readable import read_slot
 from hybridrt.introspection.their_cache import cached_pairs, path_in
 from hybridrt.introspection.their_run import TheirRun, run_theirs
-from hybridrt.introspection.verdict import LAYER, LOGITS, first_wrong
+from hybridrt.introspection.verdict import LAYER, LOGITS, wrong_rows
 from hybridrt.layers.linear import Linear
 
 
@@ -27,14 +27,15 @@ def compare_transformers(
     theirs = run_theirs(other, both.their_layers, session.token_ids)
     tolerance = tolerance or default_tolerance(our_dtype(both.model), our_dtype(other))
     rows = _Rows(both, ours, theirs, len(session.token_ids), tolerance).all()
-    return Comparison(rows, first_wrong(rows), tolerance, _notes(both, theirs))
+    return Comparison(rows, wrong_rows(rows), tolerance, _notes(both, theirs))
 
 
 def _notes(both: Counterparts, theirs: TheirRun) -> list[str]:
     notes = [] if theirs.note is None else [theirs.note]
-    if both.without:
-        few = ", ".join(both.without[:3]) + (", ..." if len(both.without) > 3 else "")
-        notes.append(f"{len(both.without)} weights have no counterpart by their names: {few}")
+    for side, names in zip(("here", "in transformers' model"), both.without, strict=True):
+        if names:
+            few = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+            notes.append(f"{len(names)} weights {side} have no counterpart of their name: {few}")
     return notes
 
 
@@ -97,7 +98,9 @@ class _Rows:
     def _layer(self, index: int) -> Iterator[Row]:
         """Calls in the order of their ends; what is cached before the mixer's last projection."""
         calls = [call for call in self.ours.calls if call.layer == index]
-        cached = list(cached_pairs(index, self.both, self.ours, self.theirs, self.num_tokens, calls))
+        cached = list(
+            cached_pairs(index, self.both, self.ours, self.theirs, self.num_tokens, calls)
+        )
         for call in calls:
             for before, inside, name, given, expected, positions, axis in cached:
                 if before is call:

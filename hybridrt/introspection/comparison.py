@@ -16,7 +16,7 @@ from hybridrt.introspection.differences import Difference
 What = Literal["tokens", "weight", "input", "output", "cache"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Row:
     """One tensor that both sides have.
 
@@ -74,26 +74,31 @@ class Row:
         }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Comparison:
     """Two sides, tensor by tensor, in the order in which they are computed.
 
     Attributes:
         rows: every tensor that was compared.
-        first: the first one of the first layer that is wrong; None: no layer is.
+        wrong: those that are out of tolerance, and not only computed in another form.
         tolerance: the largest error that is right, as a share of a tensor's scale.
         notes: what could not be compared, and why.
     """
 
     rows: Sequence[Row]
-    first: Row | None
+    wrong: Sequence[Row]
     tolerance: float
     notes: Sequence[str] = ()
 
     @property
+    def first(self) -> Row | None:
+        """The first tensor that is wrong, of the first layer that is; None: nothing is wrong."""
+        return self.wrong[0] if self.wrong else None
+
+    @property
     def equal(self) -> bool:
-        """Whether nothing that decides leaves tolerance."""
-        return self.first is None
+        """Whether nothing is wrong."""
+        return not self.wrong
 
     @property
     def summary(self) -> str:
@@ -102,7 +107,8 @@ class Comparison:
         if first is None:
             return f"All agree to {self._largest(self.rows):.1g}, within {self.tolerance:g}."
         before = self.rows[: self.rows.index(first)]
-        return f"{_place(first)} to leave {self.tolerance:g}: {_error(first)}; {self._agree(before)}"
+        leaves = f"to leave {self.tolerance:g}"
+        return f"{_place(first)} {leaves}: {_error(first)}; {self._agree(before)}"
 
     def data(self) -> dict[str, Any]:
         """As plain data."""
@@ -123,7 +129,8 @@ class Comparison:
 
     @staticmethod
     def _largest(rows: Sequence[Row]) -> float:
-        return max((row.error for row in rows if row.decides), default=0.0)
+        """Of what decides and is in the same form."""
+        return max((row.error for row in rows if row.decides and not row.excess), default=0.0)
 
     def shown(self) -> list[Row]:
         """The rows worth a line: what decides, and all of the first layer that is wrong."""
@@ -150,8 +157,9 @@ class Comparison:
 
     def _add(self, table: Table, row: Row) -> None:
         apart = row.difference
-        mark = "first" if row is self.first else "wrong" if row.excess and row.decides else ""
-        style = "bold red" if row is self.first else "red" if mark else None
+        mark = "wrong" if row in self.wrong else "other form" if row.excess else ""
+        mark = "first" if row is self.first else mark
+        style = {"first": "bold red", "wrong": "red", "other form": "dim"}.get(mark)
         table.add_row(
             mark,
             "" if row.layer is None else str(row.layer),

@@ -7,7 +7,6 @@ those that hold the same ones do the same work, whatever they are called.
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
-from functools import cached_property
 
 from torch import Tensor, nn
 
@@ -35,6 +34,7 @@ class Counterparts:
     Attributes:
         weights: the places that both have, each known by its index here.
         ours, theirs: the places that every module holds, those of its children included.
+        without: the names of our places and of their tensors that the other side lacks.
         our_layers, their_layers: the layers of both, one beside the other.
     """
 
@@ -48,8 +48,12 @@ class Counterparts:
             name = next((names[ours] for ours in slot.names if ours in names), None)
             if name is not None:
                 self.weights.append(Weight(slot, name, tensors[name]))
-        taken = {weight.slot.names[0] for weight in self.weights}
-        self.without = tuple(s.names[0] for s in slots if s.names[0] not in taken)
+        ours = {weight.slot.names[0] for weight in self.weights}
+        theirs = {id(weight.tensor) for weight in self.weights}
+        self.without = (
+            [slot.names[0] for slot in slots if slot.names[0] not in ours],
+            [name for name, tensor in tensors.items() if id(tensor) not in theirs],
+        )
         self.ours = _held(model, self._our_own())
         self.theirs = _held(other, self._their_own())
         self.our_layers = list(model.model.layers)
@@ -90,16 +94,11 @@ class Counterparts:
                     best, most = list(module), alike
         if not best:
             raise ValueError(
-                f"{type(self.other).__name__} has no list of {len(self.our_layers)} layers with the "
-                f"weights of ours ({type(self.model).__module__}); should be the model of the same "
+                f"{type(self.other).__name__} has no list of {len(self.our_layers)} layers with "
+                f"the weights of ours ({type(self.model).__module__}); should be the model of the same "
                 f"checkpoint, with the layer for the logits (AutoModelForCausalLM)"
             )
         return best
-
-    @cached_property
-    def shared_sets(self) -> Set[frozenset[int]]:
-        """What modules of both sides hold."""
-        return set(self.ours.values()) & set(self.theirs.values()) - {frozenset()}
 
 
 def saved_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -111,9 +110,7 @@ def saved_tensors(model: nn.Module) -> dict[str, Tensor]:
     return found
 
 
-def _held(
-    model: nn.Module, own: Mapping[nn.Module, Set[int]]
-) -> dict[nn.Module, frozenset[int]]:
+def _held(model: nn.Module, own: Mapping[nn.Module, Set[int]]) -> dict[nn.Module, frozenset[int]]:
     return {
         module: frozenset(i for part in module.modules() for i in own.get(part, ()))
         for module in model.modules()

@@ -10,10 +10,11 @@ from hybridrt.introspection.counterparts import Counterparts
 from hybridrt.introspection.our_run import OurRun
 from hybridrt.introspection.their_run import TheirRun
 from hybridrt.layers.linear import Linear
+from hybridrt.layers.mla import MLA
 from hybridrt.layers.norm import GatedRMSNorm
 
 Pair = tuple[Call, str, str, Tensor, Tensor, Tensor | None, int | None]
-"""Before which call it is cached; the mixer, the name, ours, theirs, positions of tokens, axis of heads."""
+"""The call before which it is cached, the mixer, the name; then as `_pair` gives them."""
 
 
 def cached_pairs(
@@ -25,7 +26,6 @@ def cached_pairs(
     calls: Sequence[Call],
 ) -> Iterator[Pair]:
     """All that layer `index` caches on both sides in the same form."""
-    held = dict(theirs.cache[index])
     layer = both.our_layers[index]
     paths = {path: module for path, module in both.model.named_modules()}
     parts = set(layer.modules())
@@ -35,11 +35,31 @@ def cached_pairs(
             continue
         inside = [call for call in calls if call.module in set(mixer.modules())]
         before = _last_step(inside)
+        held = {**theirs.cache[index], **_latents(mixer, both, theirs, index, num_tokens)}
         for name, tensor in tensors.items():
             if before is not None and name in held and name != "positions":
-                pair = _pair(name, tensor, held.pop(name), tensors, num_tokens)
+                pair = _pair(name, tensor, held[name], tensors, num_tokens)
                 if pair is not None:
                     yield before, path_in(layer, mixer), name, *pair
+
+
+def _latents(
+    mixer: nn.Module, both: Counterparts, theirs: TheirRun, index: int, num_tokens: int
+) -> dict[str, Tensor]:
+    """What MLA caches: the normed latents, and the part of keys that all heads share."""
+    if not isinstance(mixer, MLA):
+        return {}
+    found: dict[str, Tensor] = {}
+    norm = both.ours[mixer.kv_a_layernorm]
+    for call in theirs.calls:
+        if call.layer == index and norm and both.theirs[call.module] == norm:
+            latents = call.output(num_tokens)
+            if latents is not None:
+                found["c_kv"] = latents
+    keys, size = theirs.cache[index].get("k"), mixer.config.qk_rope_head_dim
+    if keys is not None and size and len(keys) == num_tokens:
+        found["k_pe"] = keys[:, 0, -size:]
+    return found
 
 
 def _last_step(calls: Sequence[Call]) -> Call | None:
@@ -59,7 +79,7 @@ def _pair(
 ) -> tuple[Tensor, Tensor, Tensor | None, int | None] | None:
     """Both in one shape, the positions of tokens, and the axis of heads."""
     positions = None
-    if name in ("k", "v"):
+    if name in ("k", "v", "c_kv", "k_pe"):
         first = num_tokens - len(theirs)  # of those that a window has left there
         positions = tensors.get("positions", torch.arange(num_tokens)).cpu()
         ours, positions = ours[positions >= first], positions[positions >= first]

@@ -27,9 +27,7 @@ class TheirRun:
     note: str | None
 
 
-def run_theirs(
-    model: nn.Module, layers: Sequence[nn.Module], token_ids: Sequence[int]
-) -> TheirRun:
+def run_theirs(model: nn.Module, layers: Sequence[nn.Module], token_ids: Sequence[int]) -> TheirRun:
     """Runs it twice: without a cache, which is the oracle, and with one, to see what it keeps."""
     training = [module for module in model.modules() if module.training]
     device = next(model.parameters()).device

@@ -1,4 +1,4 @@
-"""Which of many unlike tensors is the first that is wrong."""
+"""Which of many unlike tensors are wrong, and which is the first."""
 
 from collections.abc import Iterator, Sequence
 
@@ -8,19 +8,27 @@ LAYER, LOGITS = "layer", "logits"
 """Names of what a layer gives, and the model."""
 
 
-def first_wrong(rows: Sequence[Row]) -> Row | None:
-    """The first tensor out of tolerance of the first layer that is wrong; None: none is.
+def wrong_rows(rows: Sequence[Row]) -> list[Row]:
+    """What is wrong, from the first tensor of the first wrong layer on; empty if nothing is.
 
     A layer is wrong if its weights are, what it gives, or what it caches. Then it is asked where
     in it the error begins, and there everything counts. But what is unlike in a module whose
-    output is right is no error: it is computed in another way. Nor is a layer's output whose
+    output is right is no error: it is computed in another form. Nor is a layer's output whose
     multiple goes on to give the right output of the next.
     """
     matter = [row for row in rows if _matters(row, rows)]
     deciding = next((row for row in matter if row.decides), None)
     if deciding is None:
-        return None
-    return next(row for row in matter if row.layer == deciding.layer)
+        return []
+    harmless = {_kind(row) for row in rows if row.excess and row not in matter}
+    matter = [row for row in matter if row is deciding or _kind(row) not in harmless]
+    first = next(row for row in matter if row.layer == deciding.layer)
+    return matter[matter.index(first) :]
+
+
+def _kind(row: Row) -> tuple[object, ...]:
+    """What is in the same form in all layers that are alike."""
+    return row.mixer, row.name, row.what, row.difference.form or row
 
 
 def _matters(row: Row, rows: Sequence[Row]) -> bool:
@@ -49,6 +57,6 @@ def _next_output(row: Row, rows: Sequence[Row]) -> Row | None:
 def _outputs_around(row: Row, rows: Sequence[Row]) -> Iterator[Row]:
     """What the modules give that the row's tensor stands in, the layer among them."""
     for other in rows:
-        if other.layer == row.layer and other.what == "output" and other is not row:
-            if other.name == LAYER or f"{row.inside}.".startswith(f"{other.name}."):
-                yield other
+        around = other.name == LAYER or f"{row.inside}.".startswith(f"{other.name}.")
+        if around and other.layer == row.layer and other.what == "output" and other is not row:
+            yield other
