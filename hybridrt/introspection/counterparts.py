@@ -95,8 +95,8 @@ class Counterparts:
         if not best:
             raise ValueError(
                 f"{type(self.other).__name__} has no list of {len(self.our_layers)} layers with "
-                f"the weights of ours ({type(self.model).__module__}); should be the model of the same "
-                f"checkpoint, with the layer for the logits (AutoModelForCausalLM)"
+                f"the weights of ours ({type(self.model).__module__}); should be the model of "
+                f"the same checkpoint, with the layer for the logits (AutoModelForCausalLM)"
             )
         return best
 

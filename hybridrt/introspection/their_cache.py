@@ -56,9 +56,12 @@ def _latents(
             latents = call.output(num_tokens)
             if latents is not None:
                 found["c_kv"] = latents
-    keys, size = theirs.cache[index].get("k"), mixer.config.qk_rope_head_dim
-    if keys is not None and size and len(keys) == num_tokens:
-        found["k_pe"] = keys[:, 0, -size:]
+    # Their cache has latents and rotated parts as keys and values of one head, or whole keys.
+    held, size = theirs.cache[index], mixer.config.qk_rope_head_dim
+    apart = "v" in held and held["v"].shape[1:] == (1, size)
+    rotated = held.get("v" if apart else "k")
+    if rotated is not None and size and len(rotated) == num_tokens:
+        found["k_pe"] = rotated[:, 0, -size:]
     return found
 
 
@@ -88,5 +91,13 @@ def _pair(
         theirs = theirs.transpose(-1, -2)[-ours.shape[0] :]  # theirs keeps the newest input too
     if ours.shape != theirs.shape or not ours.numel():
         return None
+    if name == "k_pe":
+        theirs = _in_our_order(ours, theirs)
     axis = {"k": 1, "v": 1, "ssm_state": 0}.get(name)
     return ours, theirs, positions, axis
+
+
+def _in_our_order(ours: Tensor, theirs: Tensor) -> Tensor:
+    """Rotated pairs are neighbours here; there they may stand half of the dimensions apart."""
+    neighbours = theirs.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
+    return min((theirs, neighbours), key=lambda order: (ours.cpu() - order.cpu()).abs().sum())

@@ -17,11 +17,11 @@ def wrong_rows(rows: Sequence[Row]) -> list[Row]:
     multiple goes on to give the right output of the next.
     """
     matter = [row for row in rows if _matters(row, rows)]
+    harmless = {_kind(row) for row in rows if row.excess and row not in matter}
+    matter = [row for row in matter if _kind(row) not in harmless]
     deciding = next((row for row in matter if row.decides), None)
     if deciding is None:
         return []
-    harmless = {_kind(row) for row in rows if row.excess and row not in matter}
-    matter = [row for row in matter if row is deciding or _kind(row) not in harmless]
     first = next(row for row in matter if row.layer == deciding.layer)
     return matter[matter.index(first) :]
 

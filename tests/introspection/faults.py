@@ -230,7 +230,7 @@ def _without_activation(right: Any, *args: Any, **options: Any) -> Tensor:
     return right(*args, **options, activation=None)
 
 
-def B_and_C_swapped(_: CausalLM, layer: Any) -> None:
+def inputs_and_outputs_swapped(_: CausalLM, layer: Any) -> None:
     def wrong(
         right: Any, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, *rest: Any
     ) -> Any:
@@ -239,7 +239,7 @@ def B_and_C_swapped(_: CausalLM, layer: Any) -> None:
     during(layer.mamba, mamba2, "ssd", wrong)
 
 
-def A_without_exp(_: CausalLM, layer: Any) -> None:
+def rates_without_exp(_: CausalLM, layer: Any) -> None:
     wrong = argument(2, lambda A: -layer.mamba.A_log.abs())
     during(layer.mamba, mamba1, "selective_scan", wrong)
 
@@ -248,7 +248,7 @@ def decay_sign(_: CausalLM, layer: Any) -> None:
     during(layer.mamba, mamba2, "ssd", argument(2, lambda A: -A))
 
 
-def no_D(_: CausalLM, layer: Any) -> None:
+def no_skip(_: CausalLM, layer: Any) -> None:
     during(layer.mixer, mamba2, "ssd", argument(5, torch.zeros_like))
 
 
@@ -389,7 +389,7 @@ FAULTS = (
     Fault("key heads swapped", LLAMA, 1, key_heads_swapped, KEYS),
     Fault("value heads swapped", GEMMA3, 2, value_heads_swapped, ("v",)),
     Fault("heads repeated in turn", QWEN3, 1, heads_repeated_in_turn, ATTENDED),
-    Fault("key part not rotated", DEEPSEEK2, 1, key_part_not_rotated, ("k_pe", *ATTENDED)),
+    Fault("key part not rotated", DEEPSEEK2, 1, key_part_not_rotated, ("k_pe",)),
     Fault("router without normalisation", QWEN3_MOE, 1, router_not_normed, ("mlp.gate", "mlp")),
     Fault("one expert less", JAMBA, 1, one_expert_less, ("feed_forward.gate", "feed_forward")),
     Fault("experts not scaled", DEEPSEEK3, 2, no_scale_of_experts, ("mlp.gate", "mlp")),
@@ -400,10 +400,10 @@ FAULTS = (
     Fault("taps read backwards", LFM2, 2, taps_read_backwards, ("conv.out_proj",)),
     Fault("no bias of the convolution", JAMBA, 2, no_conv_bias, ("mamba.x_proj",)),
     Fault("convolution without activation", NEXT, 0, conv_without_activation, ("ssm_state",)),
-    Fault("B and C swapped", GRANITE, 0, B_and_C_swapped, ("ssm_state",)),
-    Fault("A without exp", JAMBA, 3, A_without_exp, ("ssm_state",)),
+    Fault("B and C swapped", GRANITE, 0, inputs_and_outputs_swapped, ("ssm_state",)),
+    Fault("A without exp", JAMBA, 3, rates_without_exp, ("ssm_state",)),
     Fault("sign of the decay", BAMBA, 0, decay_sign, ("ssm_state",)),
-    Fault("no D", MAMBA2, 1, no_D, ("mixer.norm", "mixer.out_proj")),
+    Fault("no D", MAMBA2, 1, no_skip, ("mixer.norm", "mixer.out_proj")),
     Fault("dt without softplus", MAMBA, 1, dt_without_softplus, ("ssm_state",)),
     Fault("no bias of dt", FALCON, 1, no_dt_bias, ("ssm_state",)),
     Fault("no least dt", NEMOTRON, 3, no_least_dt, ("ssm_state",)),
