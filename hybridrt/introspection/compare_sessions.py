@@ -9,10 +9,9 @@ from torch import Tensor
 
 from hybridrt.cache.plan import LayerPlan
 from hybridrt.introspection.comparison import Comparison, Row, What
-from hybridrt.introspection.differences import Difference, default_tolerance, difference
+from hybridrt.introspection.differences import OF_BITS, Difference, default_tolerance, difference
 from hybridrt.introspection.our_run import our_dtype
 
-_CACHE_DTYPES = {"fp8_e4m3": torch.float8_e4m3fn, "int8": torch.int8}
 _BY_TOKEN = {"k", "v", "c_kv", "k_pe", "k_index", "kv", "inputs"}
 _HEAD_AXES = {"k": 1, "v": 1, "ssm_state": 0}
 
@@ -20,7 +19,7 @@ _HEAD_AXES = {"k": 1, "v": 1, "ssm_state": 0}
 def compare_sessions(a: Any, b: Any, tolerance: float | None = None) -> Comparison:
     """See `hybridrt.compare`."""
     pairs = _layers(a, b)
-    tolerance = tolerance or default_tolerance(*_dtypes(a), *_dtypes(b))
+    tolerance = tolerance or default_tolerance(*session_dtypes(a), *session_dtypes(b))
     ours, theirs = a.token_ids, b.token_ids
     shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs)))  # noqa: B905
     same = len(ours) == len(theirs) == shared
@@ -50,10 +49,11 @@ def _layers(a: Any, b: Any) -> list[tuple[Any, Any]]:
     return list(zip(mine, yours, strict=True))
 
 
-def _dtypes(session: Any) -> Iterator[torch.dtype]:
+def session_dtypes(session: Any) -> Iterator[torch.dtype]:
+    """Those that its engine computes in and rounds weights and caches to."""
     yield our_dtype(session._engine.model)
-    if session._engine.config.kv_cache_dtype in _CACHE_DTYPES:
-        yield _CACHE_DTYPES[session._engine.config.kv_cache_dtype]
+    config = session._engine.config
+    yield from (OF_BITS[x] for x in (config.kv_cache_dtype, config.quantization) if x in OF_BITS)
 
 
 def _layer(mine: Any, yours: Any, shared: int, same: bool, tolerance: float) -> Iterator[Row]:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from hybridrt.introspection.capture import Call
+from hybridrt.introspection.compare_sessions import session_dtypes
 from hybridrt.introspection.comparison import Comparison, Row, What
 from hybridrt.introspection.counterparts import Counterparts, pieces
 from hybridrt.introspection.differences import Difference, default_tolerance, difference
@@ -25,7 +26,7 @@ def compare_transformers(
     both = Counterparts(session._engine.model, other)
     ours = run_ours(session)
     theirs = run_theirs(other, both.their_layers, session.token_ids)
-    tolerance = tolerance or default_tolerance(our_dtype(both.model), our_dtype(other))
+    tolerance = tolerance or default_tolerance(*session_dtypes(session), our_dtype(other))
     rows = _Rows(both, ours, theirs, len(session.token_ids), tolerance).all()
     return Comparison(rows, wrong_rows(rows), tolerance, _notes(both, theirs))
 

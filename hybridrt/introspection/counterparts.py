@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hybridrt.engine.fit import name_in
 from hybridrt.engine.slots import PackedModule, Slot, own_tensors, parameter_slots
-from hybridrt.introspection.readable import layouts_of
+from hybridrt.introspection.readable import as_loaded, layouts_of
 from hybridrt.models.causal_lm import CausalLM
 
 
@@ -39,6 +39,11 @@ class Counterparts:
     """
 
     def __init__(self, model: CausalLM, other: nn.Module) -> None:
+        with as_loaded(model):
+            self._pair(model, other)
+        self.their_layers = self._find_layers()
+
+    def _pair(self, model: CausalLM, other: nn.Module) -> None:
         tensors = saved_tensors(other)
         names = {name_in(model, name): name for name in tensors}
         slots = parameter_slots(model, {ours: tensors[name] for ours, name in names.items()})
@@ -57,7 +62,6 @@ class Counterparts:
         self.ours = _held(model, self._our_own())
         self.theirs = _held(other, self._their_own())
         self.our_layers = list(model.model.layers)
-        self.their_layers = self._find_layers()
 
     def _our_own(self) -> dict[nn.Module, set[int]]:
         """The places in a module's own tensors."""

@@ -49,6 +49,10 @@ class Difference:
 UNLIKE_SHAPES = Difference(math.inf, 1.0)
 
 
+OF_BITS = {"int8": torch.int8, "int4": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn}
+"""Dtypes that round about as much as quantised weights and caches of these names."""
+
+
 def default_tolerance(*dtypes: torch.dtype) -> float:
     """What two sides of these dtypes may be apart, as a share of a tensor's scale."""
     return max(TOLERANCES.get(dtype, TOLERANCES[torch.float32]) for dtype in dtypes)

@@ -69,6 +69,5 @@ def _plain_forwards(engine: Engine) -> Iterator[None]:
 
 
 def our_dtype(model: nn.Module) -> torch.dtype:
-    """That in which the model computes: of the widest of its matrices."""
-    matrices = [p for p in model.parameters() if p.dim() > 1]
-    return max(matrices, key=lambda p: p.numel()).dtype
+    """That in which the model computes: of its largest matrix."""
+    return max(model.parameters(), key=lambda parameter: parameter.numel()).dtype

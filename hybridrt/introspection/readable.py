@@ -1,11 +1,51 @@
 """Weights as plain tensors, whatever layout the device has them in."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
+import torch
 from torch import Tensor, nn
 
 from hybridrt.engine.slots import Layout, PackedModule, Slot
+from hybridrt.kernels.quantised_linear import GROUP, QuantisedMatrices, QuantisedWeight
+
+
+@contextmanager
+def as_loaded(model: nn.Module) -> Iterator[None]:
+    """Meanwhile the model has the parameters that a checkpoint fills, packed ones without memory.
+
+    They say where tensors of a checkpoint go; no forward can run.
+    """
+    with ExitStack() as undo:
+        for module in [*model.modules()]:
+            undo.callback(module.__dict__.update, {**vars(module)})
+            packed = {key: _shape(part) for key, part in _packed(module).items()}
+            if not packed:
+                continue
+            plain = {
+                key: nn.Parameter(torch.empty(shape, device="meta"), False)
+                for key, shape in packed.items()
+            }
+            module._parameters = {**module._parameters, **plain}
+            module._modules = {k: m for k, m in module._modules.items() if k not in packed}
+        yield
+
+
+def _packed(module: nn.Module) -> dict[str, Tensor | nn.Module]:
+    """The module's own weights that are in a layout of the device, by name."""
+    weights = {key: p for key, p in module.named_parameters(recurse=False) if p.is_mkldnn}
+    stacks = (nn.ParameterList, QuantisedMatrices)
+    return {**weights, **{k: m for k, m in module.named_children() if isinstance(m, stacks)}}
+
+
+def _shape(part: Tensor | nn.Module) -> tuple[int, ...]:
+    if isinstance(part, QuantisedWeight):
+        return part.outputs, part.values.shape[1] * GROUP[part.bits]
+    if isinstance(part, nn.ParameterList | QuantisedMatrices):
+        return len(part), *_shape(part[0])
+    assert isinstance(part, Tensor)
+    return tuple(part.shape)
 
 
 def layouts_of(module: nn.Module) -> Sequence[Layout]:
