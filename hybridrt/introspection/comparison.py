@@ -96,6 +96,15 @@ class Comparison:
         return self.wrong[0] if self.wrong else None
 
     @property
+    def token(self) -> int | None:
+        """From which token on the first wrong layer is wrong; None: nothing is, or not known.
+
+        A state is of all tokens: then it is the first token of what the layer gives.
+        """
+        of_layer = [row for row in self.wrong if self.first and row.layer == self.first.layer]
+        return next((row.token for row in of_layer if row.token is not None), None)
+
+    @property
     def equal(self) -> bool:
         """Whether nothing is wrong."""
         return not self.wrong
@@ -108,7 +117,7 @@ class Comparison:
             return f"All agree to {self._largest(self.rows):.1g}, within {self.tolerance:g}."
         before = self.rows[: self.rows.index(first)]
         leaves = f"to leave {self.tolerance:g}"
-        return f"{_place(first)} {leaves}: {_error(first)}; {self._agree(before)}"
+        return f"{_place(first)} {leaves}: {_error(first, self.token)}; {self._agree(before)}"
 
     def data(self) -> dict[str, Any]:
         """As plain data."""
@@ -116,7 +125,7 @@ class Comparison:
             "equal": self.equal,
             "tolerance": self.tolerance,
             "summary": self.summary,
-            "first": None if self.first is None else self.first.data(),
+            "first": None if self.first is None else self.first.data() | {"token": self.token},
             "notes": list(self.notes),
             "rows": [row.data() for row in self.rows],
         }
@@ -186,11 +195,11 @@ def _place(row: Row) -> str:
     return f"layer {row.layer}{mixer} is the first"
 
 
-def _error(row: Row) -> str:
+def _error(row: Row, token: int | None) -> str:
     apart = row.difference
     if row.what == "tokens":
-        return f"the sequences differ from token {row.token} on"
-    since = "" if apart.token is None else f", from token {apart.token} on"
+        return f"the sequences differ from token {token} on"
+    since = "" if token is None else f", from token {token} on"
     if math.isinf(apart.largest):
         return f"{row.tensor}{since}, which has other shapes or numbers that aren't any"
     return f"{row.tensor}{since}, {apart.largest:.2g} where the scale is {apart.scale:.2g}"
