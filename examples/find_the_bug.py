@@ -98,12 +98,13 @@ with tempfile.TemporaryDirectory() as temporary:
     print("1. The port, as it was handed in:\n")
     found = compare(folder / "hasty", oracle)
     print(found)
+    layer, name, token = found.first.layer, found.first.name, found.token
     print(
         f"""
 2. How to read it. Rows stand in the order in which they are computed. Layer 0, a Mamba layer, and
 layer 1, attention, agree to rounding: the embedding, norms, attention and experts are right there.
-In layer {found.first.layer} the projection, the convolution and the norms of dt, B and C agree. The first
-that doesn't is {found.first.name}, from token {found.token} on. So what is wrong stands between these norms and the
+In layer {layer} the projection, the convolution and the norms of dt, B and C agree. The first
+that doesn't is {name}, from token {token} on. So what is wrong stands between these norms and the
 recurrence, and that is how the step is made of dt. All errors behind it follow from this one,
 though some are larger.
 
@@ -112,4 +113,4 @@ though some are larger.
     )
     mended = compare(folder / "right", oracle)
     print(mended)
-    assert found.first.layer == 2 and mended.equal
+    assert layer == 2 and mended.equal
