@@ -57,9 +57,9 @@ class HastyJamba(jamba.Model):
 
     def __init__(self, config):
         super().__init__(config)
-        for layer in self.model.layers[1:]:
-            if isinstance(layer.get_submodule(layer.mixer_name), Mamba1):
-                layer.mamba.__class__ = HastyMamba1
+        for module in self.model.layers[1:].modules():
+            if isinstance(module, Mamba1):
+                module.__class__ = HastyMamba1
 
 
 hybridrt.register_model("hasty_jamba", HastyJamba)
@@ -98,6 +98,7 @@ with tempfile.TemporaryDirectory() as temporary:
     print("1. The port, as it was handed in:\n")
     found = compare(folder / "hasty", oracle)
     print(found)
+    assert found.first is not None
     layer, name, token = found.first.layer, found.first.name, found.token
     print(
         f"""

@@ -12,7 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from hybridrt import LLM, compare
 from hybridrt.introspection.comparison import Comparison
-from tests.introspection.faults import FAULTS, LONGEST, MAMBA2, Fault, half_precision_state
+from tests.introspection.fault_table import FAULTS, MAMBA2, Fault
+from tests.introspection.faults import LONGEST, half_precision_state
 from tests.oracle import tiny_checkpoint
 
 TOKENS = torch.randint(131, (29,), generator=torch.Generator().manual_seed(1)).tolist()
