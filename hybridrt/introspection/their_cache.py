@@ -47,10 +47,11 @@ def _latents(
     mixer: nn.Module, both: Counterparts, theirs: TheirRun, index: int, num_tokens: int
 ) -> dict[str, Tensor]:
     """What MLA caches: the normed latents, and the part of keys that all heads share."""
-    if not isinstance(mixer, MLA):
+    norm_of_latents = getattr(mixer, "kv_a_layernorm", None)  # none where they are another's
+    if not isinstance(mixer, MLA) or norm_of_latents is None:
         return {}
     found: dict[str, Tensor] = {}
-    norm = both.ours[mixer.kv_a_layernorm]
+    norm = both.ours[norm_of_latents]
     for call in theirs.calls:
         if call.layer == index and norm and both.theirs[call.module] == norm:
             latents = call.output(num_tokens)
