@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hybridrt.config import EngineConfig
+    from hybridrt.introspection.compare import compare
     from hybridrt.llm import LLM
     from hybridrt.models import register_model
     from hybridrt.request import (
@@ -31,6 +32,7 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "Session",
+    "compare",
     "register_model",
 ]
 
@@ -38,6 +40,7 @@ _HOMES = {
     "LLM": "hybridrt.llm",
     "EngineConfig": "hybridrt.config",
     "Session": "hybridrt.session",
+    "compare": "hybridrt.introspection.compare",
     "register_model": "hybridrt.models",
 }
 

@@ -35,7 +35,7 @@ ALLOWED = {
     "session": BELOW_LLM | {"prompt", "introspection"},
     "llm": BELOW_LLM | {"session", "prompt", "introspection"},
     "measure": BELOW_LLM | {"llm", "session", "prompt"},
-    "__init__": LEAVES | {"llm", "session", "models"},
+    "__init__": LEAVES | {"llm", "session", "models", "introspection"},
     "report": BELOW_LLM | {"llm", "session", "prompt", "introspection"},
     "cli": BELOW_LLM
     | {"__init__", "llm", "session", "prompt", "demo", "measure", "introspection", "report"},

@@ -85,12 +85,16 @@ def fit(model: nn.Module, stored: Mapping[str, StoredTensor]) -> Fit:
     return Fit(model, parameter_slots(model, tensors), tensors)
 
 
+def name_in(model: nn.Module, name: str) -> str:
+    """The name in `model` of a tensor that a checkpoint has under `name`."""
+    for pattern, replacement in (*TEXT_PREFIXES, *getattr(model, "checkpoint_renames", ())):
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
 def _renamed(model: nn.Module, stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    renames = (*TEXT_PREFIXES, *getattr(model, "checkpoint_renames", ()))
     renamed: dict[str, StoredTensor] = {}
-    for name, tensor in stored.items():
-        for pattern, replacement in renames:
-            name = re.sub(pattern, replacement, name)
+    for name, tensor in ((name_in(model, name), tensor) for name, tensor in stored.items()):
         if name in renamed:
             raise ValueError(
                 f"{tensor.file}: {tensor.name!r} and {renamed[name].name!r} both mean {name!r}"

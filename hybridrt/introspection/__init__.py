@@ -1,1 +1,1 @@
-"""Looking inside: what each layer holds of a session, what it held earlier, and what if."""
+"""Looking inside: what layers hold and do, what they held earlier, what if, and where runs part."""

@@ -1,0 +1,74 @@
+"""Weights as plain tensors, whatever layout the device has them in."""
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from hybridrt.engine.slots import Layout, PackedModule, Slot
+from hybridrt.kernels.quantised_linear import GROUP, QuantisedMatrices, QuantisedWeight
+
+
+@contextmanager
+def as_loaded(model: nn.Module) -> Iterator[None]:
+    """Meanwhile the model has the parameters that a checkpoint fills, packed ones without memory.
+
+    They say where tensors of a checkpoint go; no forward can run.
+    """
+    with ExitStack() as undo:
+        for module in [*model.modules()]:
+            undo.callback(module.__dict__.update, {**vars(module)})
+            packed = {key: _shape(part) for key, part in _packed(module).items()}
+            if not packed:
+                continue
+            plain = {
+                key: nn.Parameter(torch.empty(shape, device="meta"), False)
+                for key, shape in packed.items()
+            }
+            module._parameters = {**module._parameters, **plain}
+            module._modules = {k: m for k, m in module._modules.items() if k not in packed}
+        yield
+
+
+def _packed(module: nn.Module) -> dict[str, Tensor | nn.Module]:
+    """The module's own weights that are in a layout of the device, by name."""
+    weights = {key: p for key, p in module.named_parameters(recurse=False) if p.is_mkldnn}
+    stacks = (nn.ParameterList, QuantisedMatrices)
+    return {**weights, **{k: m for k, m in module.named_children() if isinstance(m, stacks)}}
+
+
+def _shape(part: Tensor | nn.Module) -> tuple[int, ...]:
+    if isinstance(part, QuantisedWeight):
+        return part.outputs, part.values.shape[1] * GROUP[part.bits]
+    if isinstance(part, nn.ParameterList | QuantisedMatrices):
+        return len(part), *_shape(part[0])
+    assert isinstance(part, Tensor)
+    return tuple(part.shape)
+
+
+def layouts_of(module: nn.Module) -> Sequence[Layout]:
+    """The module's `checkpoint_layouts`, of elements that can be looked at.
+
+    What oneDNN has packed is unpacked, into a copy.
+    """
+    packed = {key: p for key, p in module.named_parameters(recurse=False) if p.is_mkldnn}
+    if packed:
+        module = copy.copy(module)
+        plain = {key: nn.Parameter(p.to_dense(), False) for key, p in packed.items()}
+        module._parameters = {**module._parameters, **plain}
+    assert isinstance(module, PackedModule)
+    return module.checkpoint_layouts()
+
+
+def read_slot(slot: Slot) -> Tensor | None:
+    """What fills a place of a loaded model; None: it was quantised, or stands in several parts."""
+    if slot.layout is None:
+        tensor: Tensor = getattr(slot.module, slot.key)
+        if tensor.is_meta:
+            return None
+        return tensor.to_dense() if tensor.is_mkldnn else tensor
+    if any(p.is_meta for p in slot.module.parameters()) or any(slot.module.children()):
+        return None
+    return layouts_of(slot.module)[slot.layout][slot.key]
