@@ -98,7 +98,7 @@ class TraceWriter:
         self._index["complete"] = complete
         part = self._part(INDEX)
         try:
-            part.write_text(json.dumps(self._index, indent=1) + "\n", encoding="utf-8")
+            part.write_text(json.dumps(self._index) + "\n", encoding="utf-8")
             part.replace(self._path / INDEX)
         finally:
             part.unlink(missing_ok=True)
