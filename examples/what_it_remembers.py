@@ -99,8 +99,8 @@ out.print(f"Told {VALUES}, then {session.num_tokens - 32} tokens of other facts.
 out.print("One layer forgets. In red is what the model makes up:")
 out.print(erase(session, 1))
 out.print(
-    "amy needs attention's rows, tom those of MLA, now one Mamba-2 state of a few hundred numbers.\n"
-    "No layer alone is needed for day. So two forget; these break what one did not:"
+    "amy needs attention's rows, tom those of MLA, now one Mamba-2 state, and no layer alone is\n"
+    "needed for day. So two forget. These break what one did not:"
 )
 out.print(erase(session, 2))
 out.print("day is held more than once, and is lost only with all of it.\n")
@@ -109,13 +109,13 @@ out.print(f"A session is told {OTHERS},")
 out.print("and one of its layers gets the memory of the first. In green are the first one's facts:")
 out.print(transplant(session))
 out.print(
-    "Attention's rows decide all answers, even those that broke when another layer forgot. What is\n"
-    "needed for an answer is not always what decides it: erase and put in, before you conclude.\n"
+    "Attention's rows decide all answers where they are there, also those that broke when another\n"
+    "layer forgot. What is needed for an answer is not always what decides it: try both.\n"
 )
 
 out.print("Right answers, by how many tokens ago the fact was stated:")
 out.print(ask_further_back())
 out.print(
-    "It was trained on distances of up to 400. Attention and MLA have every row of a longer text,\n"
-    "but were never shown positions so far apart; a state has to keep the fact among all that comes."
+    "It was trained on distances of up to 400. Of a longer text attention and MLA have every row,\n"
+    "but were never shown positions so far apart; a state has to keep the fact among what comes."
 )
