@@ -9,8 +9,8 @@ from hybridrt import LLM
 from hybridrt.introspection.patch import Undo
 from hybridrt.session import Session
 from tests.session.open_sessions import (
-    COMPRESSED,
     EVERY_KIND,
+    EVERY_STATE,
     GREEDY,
     PROMPT,
     cold,
@@ -113,7 +113,7 @@ MOVES = (
 
 
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("name", [EVERY_KIND, COMPRESSED])
+@pytest.mark.parametrize("name", [EVERY_KIND, EVERY_STATE])
 def test_writes_among_everything_else(name: str, seed: int) -> None:
     shared = open_llm(name, cache_memory="4MiB")
     apart = open_llm(name, cache_memory="16MiB", enable_prefix_caching=False)
