@@ -115,6 +115,8 @@ class Comparison:
         first = self.first
         if first is None:
             return f"All agree to {self._largest(self.rows):.1g}, within {self.tolerance:g}."
+        if first.what == "tokens":
+            return f"The sequences differ from token {self.token} on, and so does what they hold."
         before = self.rows[: self.rows.index(first)]
         leaves = f"to leave {self.tolerance:g}"
         return f"{_place(first)} {leaves}: {_error(first, self.token)}; {self._agree(before)}"
@@ -197,8 +199,6 @@ def _place(row: Row) -> str:
 
 def _error(row: Row, token: int | None) -> str:
     apart = row.difference
-    if row.what == "tokens":
-        return f"the sequences differ from token {token} on"
     since = "" if token is None else f", from token {token} on"
     if math.isinf(apart.largest):
         return f"{row.tensor}{since}, which has other shapes or numbers that aren't any"
