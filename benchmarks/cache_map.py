@@ -103,7 +103,7 @@ def measure(name: str, repeats: int) -> dict[str, Any]:
 def measure_stats(repeats: int) -> dict[str, float]:
     """Median microseconds of what a recorder does at every step, for a row, and for its file."""
     llm = LLM("demo", cache_memory="64MiB")
-    recorder = llm.engine.recorder
+    recorder = llm.engine.stats_recorder
     params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
     for number in range(NUM_SEQUENCES):
         llm.add_request({"prompt_token_ids": [3, 4, 5 + number % 50]}, params)

@@ -41,6 +41,13 @@ table demo_reuse env OMP_NUM_THREADS=1 python benchmarks/demo_reuse.py
 # 20,000 requests on a full pool.
 table soak env OMP_NUM_THREADS=1 python benchmarks/soak.py
 
+# A map of the pool at every step, and counting for `llm.stats_rows()`.
+table cache_map python benchmarks/cache_map.py --json $results/cache_map.json \
+    --md $results/cache_map.md
+
+# What recording states and statistics adds to a prefill.
+table tracing env OMP_NUM_THREADS=1 python benchmarks/tracing.py
+
 # Error of every model's log-probabilities, and docs/models.md with it.
 table models python -m benchmarks.models_table --errors
 

@@ -190,7 +190,7 @@ class LLM:
         `pandas.DataFrame(llm.stats_rows())` takes them; docs/introspection.md names the columns.
         The last 4,096 are kept.
         """
-        return self.engine.recorder.rows
+        return self.engine.stats_recorder.rows
 
     def cache_map(self) -> CacheMap:
         """Who owns each slab and page of the pool now: a snapshot, which prints as a table.

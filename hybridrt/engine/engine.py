@@ -65,7 +65,7 @@ class Engine:
         switch = self.model.rope_switch_length
         self._scheduler = HoldingScheduler(self.config, self.pages, switch)
         self.held = HeldSequences(self.pages, self.pool, switch)
-        self.recorder = StatsRecorder(self._scheduler, self.pool, self.pages, self.held)
+        self.stats_recorder = StatsRecorder(self._scheduler, self.pool, self.pages, self.held)
         self._runner = Runner(
             self.model,
             self.pages,
@@ -220,7 +220,7 @@ class Engine:
         except BaseException:
             self._start_over()
             raise
-        self.recorder.note_step()
+        self.stats_recorder.note_step()
         return outputs
 
     def _run(self, rows: list[Row]) -> Rows[RowResult]:
@@ -263,7 +263,7 @@ class Engine:
                     self._scheduler.remove(sequence)
                     self._settle(sequence)
         del self._entries[request_id]
-        self.recorder.update()
+        self.stats_recorder.update()
 
     @contextmanager
     def repairing(self) -> Iterator[None]:
@@ -343,7 +343,7 @@ class Engine:
                 for sibling, draw in zip(sequence.siblings, result.siblings, strict=True):
                     self._note_token(sibling, draw)
                     sampled.append(sibling)
-        self.recorder.note_generated(len(sampled))
+        self.stats_recorder.note_generated(len(sampled))
         tokens = [result.token for result in results]
         for sequence in self._scheduler.commit(rows, tokens, sibling_tokens):
             self._settle(sequence)
@@ -378,7 +378,7 @@ class Engine:
         result = self._runner.sample_from(run.known_logits, row)
         assert result.token is not None
         self._note_token(run, result)
-        self.recorder.note_generated(1)
+        self.stats_recorder.note_generated(1)
         run.append(result.token)
         if run.finish_reason is not None:
             self._settle(run)
@@ -430,7 +430,7 @@ class Engine:
 
     def _note_scheduled(self, rows: Rows[Row]) -> None:
         now = time.monotonic()
-        self.recorder.note_rows(rows, now)
+        self.stats_recorder.note_rows(rows, now)
         for row in rows:
             self._entries[row.sequence.request.request_id].note_scheduled(now)
 

@@ -17,5 +17,5 @@ def publish(engine: Engine) -> None:
             for group in engine.plan.groups
         ],
     }
-    engine.recorder.listener = Publisher(about).write
-    engine.recorder.add_row(time.monotonic())
+    engine.stats_recorder.listener = Publisher(about).write
+    engine.stats_recorder.add_row(time.monotonic())

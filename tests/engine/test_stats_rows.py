@@ -83,7 +83,7 @@ def test_an_aborted_request_leaves_no_row_that_says_it_runs(llm: LLM) -> None:
 
 def test_the_last_rows_are_kept(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(stats_rows.MOST_ROWS + 5):
-        llm.engine.recorder.add_row(0.0)
+        llm.engine.stats_recorder.add_row(0.0)
     assert len(llm.stats_rows()) == stats_rows.MOST_ROWS
 
 

@@ -27,7 +27,7 @@ def test_an_engine_writes_its_numbers_and_no_text_and_takes_them_away(folder: Pa
     (idle,) = read_published()
     assert (idle["pid"], idle["model"], idle["now"]["step"]) == (os.getpid(), "demo", 0)
     llm.generate(f"{SECRET}\namy?", SamplingParams(temperature=0, max_tokens=4))
-    llm.engine.recorder.add_row(0.0)
+    llm.engine.stats_recorder.add_row(0.0)
     (file,) = folder.iterdir()
     text = file.read_text()
     assert SECRET not in text and "amy" not in text
@@ -100,8 +100,8 @@ def test_a_full_disk_disturbs_no_engine(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(published.Path, "write_text", fails)
-    llm.engine.recorder.add_row(0.0)
-    llm.engine.recorder.add_row(0.0)
+    llm.engine.stats_recorder.add_row(0.0)
+    llm.engine.stats_recorder.add_row(0.0)
     assert caplog.text.count("No space left on device") == 1
 
 
