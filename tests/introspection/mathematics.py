@@ -19,13 +19,15 @@ Captured = dict[str, Tensor]
 """Per linear module of a layer, by name, its outputs for all tokens."""
 
 
-def expected(name: str, tokens: list[int], **options: Any) -> list[dict[str, Tensor]]:
-    """What each cached layer of a checkpoint should hold behind these tokens."""
-    llm = open_llm(name, enable_prefix_caching=False, max_num_batched_tokens=512, **options)
+def expected(name: str, tokens: list[int], mixer: str | None = None) -> list[dict[str, Tensor]]:
+    """What each cached layer of a checkpoint (with a mixer) should hold behind these tokens."""
+    llm = open_llm(name, enable_prefix_caching=False, max_num_batched_tokens=512)
     captured = _capture(llm, tokens)
     layers = llm.engine.model.cached_layers()
     return [
-        _FORMULAS[plan.mixer](layers[plan.name], captured[plan.name]) for plan in llm.plan.layers
+        _FORMULAS[plan.mixer](layers[plan.name], captured[plan.name])
+        for plan in llm.plan.layers
+        if mixer in (None, plan.mixer)
     ]
 
 
@@ -216,6 +218,26 @@ def _rwkv(layer: Any, captured: Captured) -> dict[str, Tensor]:
     return {"numerator": numerator, "denominator": denominator}
 
 
+def _rg_lru(layer: Any, captured: Captured) -> dict[str, Tensor]:
+    """`h = a h + sqrt(1 - a^2) i x`, `a = exp(-8 r softplus(L))` (arXiv 2402.19427, eq. 1 to 4)."""
+    unit = layer.rg_lru
+    x, last = _convolved(captured["linear_xy"].chunk(2, dim=-1)[0], layer.conv_1d, silu=False)
+    i, r = (_block_gate(unit, gate, x) for gate in ("input", "recurrent"))
+    a = (-8 * r * F.softplus(unit.recurrent_param.double())).exp()
+    h = i[0] * x[0]
+    for t in range(1, len(x)):
+        h = a[t] * h + (1 - a[t].square()).sqrt() * i[t] * x[t]
+    return {"conv_state": last, "lru_state": h}
+
+
+def _block_gate(unit: Any, name: str, x: Tensor) -> Tensor:
+    """`sigmoid(W x + b)` with a block diagonal W."""
+    blocks = unit.get_parameter(f"{name}_gate_weight").double()
+    parts = x.chunk(len(blocks), dim=-1)
+    products = torch.cat([part @ block for part, block in zip(parts, blocks, strict=True)], dim=-1)
+    return torch.sigmoid(products + unit.get_parameter(f"{name}_gate_bias").double().flatten())
+
+
 def without_peak(mixer: str, held: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Sums as such, where a layer keeps them divided by the `exp` of their largest exponent."""
     if mixer not in ("mlstm", "rwkv"):
@@ -240,5 +262,6 @@ _FORMULAS = {
     "short_conv": _short_conv,
     "mlstm": _mlstm,
     "rwkv": _rwkv,
+    "rg_lru": _rg_lru,
     "token_shift": _token_shift,
 }

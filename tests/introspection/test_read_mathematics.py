@@ -15,6 +15,7 @@ from tests.session.open_sessions import EVERY_KIND, EVERY_STATE, GREEDY, OTHER, 
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 RWKV, XLSTM = "rwkv-tied-embeddings", "xlstm-matrix-memories"
+GRIFFIN = "recurrent_gemma-two-recurrent-blocks-to-one-of-attention"
 
 Way = Callable[..., Any]
 
@@ -56,12 +57,13 @@ def cut_back(name: str, **options: Any) -> Iterator[Session]:
 
 
 @lru_cache(maxsize=8)
-def right(name: str) -> list[dict[str, Tensor]]:
-    return expected(name, PROMPT)
+def right(name: str, mixer: str | None = None) -> list[dict[str, Tensor]]:
+    return expected(name, PROMPT, mixer)
 
 
-def check(name: str, session: Session) -> None:
-    for layer, tensors in zip(session.layers, right(name), strict=True):
+def check(name: str, session: Session, mixer: str | None = None) -> None:
+    layers = [layer for layer in session.layers if mixer in (None, layer.mixer)]
+    for layer, tensors in zip(layers, right(name, mixer), strict=True):
         held = layer.read()
         positions = held.pop("positions", None)
         given = without_peak(layer.mixer, held)
@@ -102,6 +104,12 @@ def test_every_kind_of_layer_however_it_lies_in_pages(name: str, options: dict[s
 def test_sums_that_are_kept_beside_their_largest_exponent(name: str) -> None:
     with at_once(name) as session:
         check(name, session)
+
+
+@pytest.mark.parametrize("way", [at_once, behind_a_hit])
+def test_the_gated_recurrence_of_griffin(way: Way) -> None:
+    with way(GRIFFIN) as session:
+        check(GRIFFIN, session, "rg_lru")
 
 
 @pytest.mark.parametrize("layout", ["HND", "NHD"])
