@@ -1,33 +1,14 @@
 """The pages of every sequence in the engine: admit, extend, commit, fork, free."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 
 from hybridrt.cache.finder import Match
 from hybridrt.cache.page_table import PageTable, PhysicalId
-from hybridrt.cache.plan import UNENDING, GroupPlan
 from hybridrt.cache.pool import PageCopy, Pool
 from hybridrt.cache.prefix import PrefixCache
-from hybridrt.cache.reuse import NO_EXPORTS, Exports, Place, Reuse, StateCopies
+from hybridrt.cache.reuse import NO_EXPORTS, Exports, Reuse, StateCopies
+from hybridrt.cache.sequence_entry import Entry, missing_pages
 from hybridrt.cache.slabs import OutOfPages
-
-
-@dataclass(slots=True)
-class _Entry:
-    """`capacity` tokens can be written now; at `next_release` a window leaves a page behind.
-
-    `place` is where the sequence stands in the prefix cache, if it shares at all. Before
-    `next_event` tokens are committed there is nothing to do but to count them. `taps` are the
-    pages in which the next step leaves the states at some positions, for who asked to see them.
-    """
-
-    tables: tuple[PageTable, ...]
-    capacity: int = 0
-    num_committed: int = 0
-    next_release: int = UNENDING
-    next_event: int = 0
-    place: Place | None = None
-    taps: dict[int, StateCopies] = field(default_factory=dict)
 
 
 class SequencePages:
@@ -47,7 +28,7 @@ class SequencePages:
         self._reuse = None if prefix is None else Reuse(pool, prefix)
         self._groups = pool.plan.groups
         self._windows = [x for x in enumerate(self._groups) if x[1].window is not None]
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, Entry] = {}
         self.unsettled: set[str] = set()
         """Sequences that start from another's states at their next step, or leave some in it."""
 
@@ -96,7 +77,7 @@ class SequencePages:
     ) -> bool:
         """Whether `admit` of a new sequence with these numbers would succeed."""
         if match is None or self._reuse is None:
-            return self._pool.can_allocate(self._missing(None, num_tokens, stop))
+            return self._pool.can_allocate(missing_pages(self._groups, None, num_tokens, stop))
         shared = self._reuse.retain(match)  # what it shares can't make room for the rest
         can = self._pool.can_allocate(self._missing_behind(match, num_tokens, stop))
         self._reuse.release(match, shared)
@@ -124,15 +105,15 @@ class SequencePages:
         if sequence in self._entries:
             raise ValueError(f"sequence {sequence!r} is in the cache already")
         if match is None or self._reuse is None:
-            pages = self._allocate(self._missing(None, num_tokens, stop))
-            entry = _Entry(self._tables(pages))
+            pages = self._allocate(missing_pages(self._groups, None, num_tokens, stop))
+            entry = Entry(self._tables(pages))
         else:
             entry = self._admit_behind(self._reuse, match, salt, num_tokens, stop, exports)
         self._entries[sequence] = entry
-        self._measure(entry)
+        entry.measure(self._groups)
         self._settle(sequence, entry)
 
-    def _settle(self, sequence: str, entry: _Entry) -> None:
+    def _settle(self, sequence: str, entry: Entry) -> None:
         place = entry.place
         if entry.taps or (place is not None and (place.initial is not None or place.exports)):
             self.unsettled.add(sequence)
@@ -150,13 +131,13 @@ class SequencePages:
         num_tokens: int,
         stop: int | None,
         exports: Exports,
-    ) -> _Entry:
+    ) -> Entry:
         missing = self._missing_behind(match, num_tokens, stop)
         if not match.position:
             fresh, exported = self._allocate_beside(missing, reuse, exports)
             place = reuse.begin(match, salt)
             reuse.export(place, exports, exported)
-            return _Entry(self._tables(fresh), place=place)
+            return Entry(self._tables(fresh), place=place)
         shared = reuse.retain(match)
         place = reuse.begin(match, salt)
         fresh: list[list[PhysicalId]] = [[] for _ in self._groups]
@@ -172,11 +153,11 @@ class SequencePages:
         tables = self._tables([s + f for s, f in zip(shared, fresh, strict=True)])
         for g, group in self._windows:
             tables[g].num_released = group.first_kept(match.position) // (group.page_size or 1)
-        return _Entry(tables, num_committed=match.position, place=place)
+        return Entry(tables, num_committed=match.position, place=place)
 
     def _missing_behind(self, match: Match, num_tokens: int, stop: int | None) -> list[int]:
         """Pages of each group that a hit doesn't bring."""
-        counts = self._missing(None, num_tokens, stop)
+        counts = missing_pages(self._groups, None, num_tokens, stop)
         for g, group in enumerate(self._groups if match.position else ()):
             if group.page_size is not None:
                 counts[g] = max(0, counts[g] - match.position // group.page_size)
@@ -259,7 +240,7 @@ class SequencePages:
         self._settle(sequence, entry)
         return len(positions)
 
-    def _untap(self, entry: _Entry) -> None:
+    def _untap(self, entry: Entry) -> None:
         for states in entry.taps.values():
             for g, pages in states.items():
                 self._pool.release(g, pages)
@@ -299,15 +280,17 @@ class SequencePages:
             table = PageTable(group.blocks_per_page, new)
             table.num_released = first // (group.page_size or 1)
             tables.append(table)
-        self._entries[sequence] = entry = _Entry(tuple(tables), num_committed=num_tokens)
+        self._entries[sequence] = entry = Entry(tuple(tables), num_committed=num_tokens)
         if self._reuse is not None:
             entry.place = self._reuse.begin_apart(salt)
-        self._measure(entry)
+        entry.measure(self._groups)
         self._settle(sequence, entry)
 
     def can_extend(self, sequence: str, num_tokens: int, stop: int | None = None) -> bool:
         """Whether `extend` with these numbers would succeed."""
-        return self._pool.can_allocate(self._missing(self._entries[sequence], num_tokens, stop))
+        return self._pool.can_allocate(
+            missing_pages(self._groups, self._entries[sequence], num_tokens, stop)
+        )
 
     def extend(self, sequence: str, num_tokens: int, stop: int | None = None) -> None:
         """Gives a sequence room for `num_tokens` in all, in window groups for `stop` of them.
@@ -316,11 +299,11 @@ class SequencePages:
             OutOfPages: there is no room; nothing was changed.
         """
         entry = self._entries[sequence]
-        pages = self._allocate(self._missing(entry, num_tokens, stop))
+        pages = self._allocate(missing_pages(self._groups, entry, num_tokens, stop))
         for table, new in zip(entry.tables, pages, strict=True):
             if new:
                 table.append(new)
-        self._measure(entry)
+        entry.measure(self._groups)
 
     def commit(self, sequence: str, num_tokens: int, tokens: Sequence[int] | None = None) -> None:
         """Says that the first `num_tokens` tokens are in the cache now, and which they are.
@@ -369,7 +352,7 @@ class SequencePages:
         if child in self._entries:
             raise ValueError(f"sequence {child!r} is in the cache already")
         parent = self._entries[sequence]
-        shared, copied = self._fork_pages(parent)
+        shared, copied = parent.pages_to_fork(self._groups)
         fresh = self._allocate([len(pages) for pages in copied])
         tables = self._tables([[*s, *f] for s, f in zip(shared, fresh, strict=True)])
         for g, table in enumerate(tables):
@@ -380,11 +363,11 @@ class SequencePages:
             for g, (sources, targets) in enumerate(zip(copied, fresh, strict=True))
             for source, target in zip(sources, targets, strict=True)
         )
-        entry = _Entry(tables, num_committed=parent.num_committed)
+        entry = Entry(tables, num_committed=parent.num_committed)
         if parent.place is not None and self._reuse is not None:
             entry.place = self._reuse.fork(parent.place)
         self._entries[child] = entry
-        self._measure(entry)
+        entry.measure(self._groups)
         self._settle(child, entry)
 
     def set_aside(self, sequence: str, backup: str) -> None:
@@ -473,32 +456,7 @@ class SequencePages:
             self._reuse.rest(entry.place)
             self._settle(sequence, entry)
 
-    def _missing(self, entry: _Entry | None, num_tokens: int, stop: int | None) -> list[int]:
-        """Pages of each group that a sequence doesn't have yet."""
-        counts: list[int] = []
-        for g, group in enumerate(self._groups):
-            end = num_tokens if stop is None or group.window is None else stop
-            count = group.pages_for(end)
-            if entry is not None:
-                table = entry.tables[g]
-                count -= table.num_released + len(table)
-            counts.append(max(0, count))
-        return counts
-
-    def _measure(self, entry: _Entry) -> None:
-        """Notes how far the pages reach, so that nobody has to count them at every token."""
-        capacity, release = UNENDING, UNENDING
-        for group, table in zip(self._groups, entry.tables, strict=True):
-            if group.page_size is None:
-                capacity = capacity if len(table) == group.parts else 0
-                continue
-            capacity = min(capacity, (table.num_released + len(table)) * group.page_size)
-            if group.window is not None:
-                last_of_first = (table.num_released + 1) * group.page_size - 1
-                release = min(release, group.window.unseen_from(last_of_first))
-        entry.capacity, entry.next_release = capacity, release
-
-    def _release_unseen(self, entry: _Entry) -> None:
+    def _release_unseen(self, entry: Entry) -> None:
         for g, group in self._windows:
             table = entry.tables[g]
             first = group.first_kept(entry.num_committed) // (group.page_size or 1)
@@ -506,24 +464,4 @@ class SequencePages:
                 if entry.place is not None and self._reuse is not None:
                     self._reuse.leave_behind(entry.place, g, range(table.num_released, first))
                 self._pool.release(g, table.release(first - table.num_released))
-        self._measure(entry)
-
-    def _fork_pages(
-        self, entry: _Entry
-    ) -> tuple[list[Sequence[PhysicalId]], list[Sequence[PhysicalId]]]:
-        """In each group, the pages that a child can share and those that it needs copies of."""
-        shared: list[Sequence[PhysicalId]] = []
-        copied: list[Sequence[PhysicalId]] = []
-        for group, table in zip(self._groups, entry.tables, strict=True):
-            full, held = _committed_pages(group, table, entry.num_committed)
-            shared.append(table.physical_ids[:full])
-            copied.append(table.physical_ids[full:held])
-        return shared, copied
-
-
-def _committed_pages(group: GroupPlan, table: PageTable, num_tokens: int) -> tuple[int, int]:
-    """Of a table's pages, how many are full, and how many hold something."""
-    if group.page_size is None:
-        return 0, len(table) if num_tokens else 0
-    held = group.pages_for(num_tokens) - table.num_released
-    return num_tokens // group.page_size - table.num_released, held
+        entry.measure(self._groups)

@@ -181,12 +181,13 @@ class Engine:
             self._unreported = []
         else:
             try:
-                outputs = self._advance()
+                try:
+                    outputs = self._advance()
+                finally:
+                    self._end_lost()
             except BaseException:
                 self._unreported = [name for name, entry in self._entries.items() if entry.finished]
                 raise
-            finally:
-                self._end_lost()
         for output in outputs:
             if output.finished:
                 del self._entries[output.request_id]

@@ -56,6 +56,7 @@ def test_the_slider_moves_the_map_by_arrow_keys(open_page, demo_page):
     last, _, of = page.text("#map-step").partition(" of ")
     assert last == of
     page.page.locator("#map summary").click()
+    page.page.locator("#map-table tr").first.wait_for()  # it is made when the table is opened
     free = [row.split("\t") for row in page.page.locator("#map-table").inner_text().splitlines()]
     assert [row[0] for row in free] == ["state", "full"] and all(row[1] == "0" for row in free)
 
@@ -141,7 +142,9 @@ def test_heat_maps_are_read_by_keys_and_pointer_and_as_tables(open_page, demo_pa
     assert shown == pytest.approx(trace.statistics[1]["state_norm"][0, 1], rel=1e-3)
     page.page.select_option("#attention .heat-statistic", label="Attention on the own token")
     page.page.locator("#attention summary").click()
-    assert page.page.locator("#attention tbody tr").count() == 2
+    rows = page.page.locator("#attention tbody tr")
+    rows.first.wait_for()  # they are made when the table is opened
+    assert rows.count() == 2
     page.page.locator("#attention svg").hover()
     assert "Attention on the own token, layer" in page.text("#attention-reading")
 

@@ -17,6 +17,7 @@ import hybridrt.cache.pool
 import hybridrt.cache.prefix
 import hybridrt.cache.prefix_tree
 import hybridrt.cache.reuse
+import hybridrt.cache.sequence_entry
 import hybridrt.cache.sequence_pages
 import hybridrt.cache.slabs
 import hybridrt.engine.batch_builder
@@ -31,6 +32,7 @@ import hybridrt.engine.scheduler
 import hybridrt.engine.sequence
 import hybridrt.engine.state_rows
 import hybridrt.engine.stats
+import hybridrt.engine.stats_rows
 
 CACHE = (
     hybridrt.cache.finder,
@@ -39,6 +41,7 @@ CACHE = (
     hybridrt.cache.prefix,
     hybridrt.cache.prefix_tree,
     hybridrt.cache.reuse,
+    hybridrt.cache.sequence_entry,
     hybridrt.cache.sequence_pages,
     hybridrt.cache.slabs,
 )
@@ -55,6 +58,7 @@ ENGINE = (
     hybridrt.engine.sequence,
     hybridrt.engine.state_rows,
     hybridrt.engine.stats,
+    hybridrt.engine.stats_rows,
 )
 
 

@@ -58,13 +58,20 @@ ELSEWHERE: dict[str, str] = {
         HeldSequences._drop HeldSequences._go_back HeldSequences._forget_last
         held._shortest_seeing HeldSequences.explain_no_room SequencePages.num_committed
         SequencePages.reserve_exports SequencePages.resume SequencePages.fork
-        SequencePages.rest SequencePages._fork_pages
-        sequence_pages._committed_pages Reuse.fork PrefixCache.join PageTable.kernel_ids
+        SequencePages.rest Entry.pages_to_fork sequence_entry._committed_pages
+        SequencePages.set_aside SequencePages.put_back SequencePages.own SlabAllocator.is_kept
+        HeldSequences.is_lost HeldSequences.set_aside HeldSequences.put_back HeldSequences.let_go
+        HeldSequences._forget_abandoned Finder.checkpoints PrefixCache.checkpoints
+        SequencePages.tap Engine.recording HoldingScheduler._tap Runner.run_eagerly Reuse.fork PrefixCache.join PageTable.kernel_ids
     """,
     "a hit that leaves no room for the rest, which takes the whole pool": "Match.unused",
     "one that gave way to itself": "SequencePages.forget_cached PrefixCache.forget_all",
     "on a GPU": "BatchBuilder.move_ahead",
     "more dropped pages than are remembered": "PrefixCache._forget_ghost",
+    "once in half a second": """
+        StatsRecorder.rows StatsRecorder.add_row StatsRecorder.details StatsRecorder._row
+        StatsRecorder._bytes
+    """,
     "reports, tests, and handing pages on": """
         _Group.slabs SlabAllocator.num_free_slabs SlabAllocator.num_unused_slabs
         SlabAllocator.slabs_of SlabAllocator.num_free_pages SlabAllocator.num_live_pages
@@ -72,6 +79,7 @@ ELSEWHERE: dict[str, str] = {
         SlabAllocator.references HoldingScheduler.num_waiting HoldingScheduler.has_unfinished
         Scheduler.num_waiting Scheduler.has_unfinished SequencePages.can_admit
         SequencePages.can_extend Reuse.release PageTable.pop PageTable.swap
+        SlabAllocator.taken SequencePages.held_apart Reuse.held_by
     """,
 }
 """What isn't called in the steps below, by who calls it."""

@@ -60,6 +60,12 @@ class User:
 
         self.attempt(generate)
 
+    def patch(self) -> None:
+        """A write on which a text goes on, and its undoing."""
+        with self.llm.session(PROMPT) as session, session.layers[1].ablate():
+            session.append(OTHER)
+            assert session.was_written_to and session.logits is not None
+
     def run(self) -> None:
         llm, attempt = self.llm, self.attempt
         llm.add_request(PROMPT[:20], GREEDY, "a")
@@ -76,6 +82,10 @@ class User:
         attempt(lambda: first.save(self.path))
         third = attempt(lambda: llm.load_session(self.path))
         self.goes_on(third)
+        attempt(self.patch)
+        attempt(lambda: third.trace(OTHER, every=4))
+        self.goes_on(third)
+        attempt(llm.cache_map)
         attempt(llm.stats)
         for session in (second, third, first):
             attempt(session.close)
