@@ -61,10 +61,12 @@ def check_folder(option: str, path: Path) -> None:
     """Refuses a file that can't be written, before work is done for it.
 
     Raises:
-        ValueError: it is in no folder that exists; names the option.
+        ValueError: it is a folder, or in no folder that exists; names the option.
     """
     if not path.parent.is_dir():
         raise ValueError(f"{option}={str(path)!r}: there is no folder {str(path.parent)!r}")
+    if path.is_dir():
+        raise ValueError(f"{option}={str(path)!r} is a folder; should be a file")
 
 
 def plain(value: Any) -> Any:

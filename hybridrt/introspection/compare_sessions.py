@@ -31,6 +31,8 @@ def compare_sessions(a: Any, b: Any, tolerance: float | None = None) -> Comparis
             f"Tokens differ from {shared} on: keys, values and latents of the tokens before are "
             f"compared, and no states, which are of all tokens."
         )
+    for name in (name for name, one in (("a", a), ("b", b)) if one.was_written_to):
+        notes.append(f"{name} was written to: what it holds is not what its tokens give.")
     for mine, yours in pairs:
         rows += _layer(mine, yours, shared, same, tolerance)
     if same and ours:

@@ -4,6 +4,7 @@ Before a write the session's pages are set aside and it goes on with a fork of t
 nobody else has what is written into, and undoing it is to take back what was set aside.
 """
 
+import reprlib
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 
@@ -198,7 +199,7 @@ def _check(
         raise ValueError(f"{plan.name}: {name!r} should be one of {names}")
     field = cache.fields[name]
     if not isinstance(values, Tensor):
-        raise ValueError(f"{plan.name}: {name} should be a tensor, not {values!r}")
+        raise ValueError(f"{plan.name}: {name} should be a tensor, not {reprlib.repr(values)}")
     shape = _shape(field, rows)
     if values.shape != shape:
         raise ValueError(

@@ -68,5 +68,5 @@ def _tokens_text(group: GroupPlan, pages: PageTable, num_computed: int) -> str:
     if not num_computed or not len(pages):
         return "none"
     if group.page_size is None:
-        return f"the state behind token {num_computed - 1:,}"
+        return f"the state behind {num_computed:,} tokens"
     return f"{pages.num_released * group.page_size:,} to {num_computed - 1:,}"

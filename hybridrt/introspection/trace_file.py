@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float32
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -139,7 +139,7 @@ class TraceFiles:
             raise ValueError(f"path={str(path)!r} holds no trace: it has no {INDEX}")
         try:
             index = json.loads(file.read_text(encoding="utf-8"))
-        except json.JSONDecodeError as error:
+        except ValueError as error:  # of JSON, or of UTF-8
             raise ValueError(f"{file}: is no JSON: {error}") from None
         found = (index.get("format"), index.get("version")) if isinstance(index, dict) else index
         if found != (FORMAT, VERSION):
@@ -182,9 +182,12 @@ class TraceFiles:
 
     def _read(self, file: str, prefix: str) -> dict[str, Tensor]:
         """The tensors whose names begin so, by the rest of their names."""
-        with safe_open(self._path / file, "pt") as opened:
-            names = [name for name in opened.keys() if name.startswith(prefix)]  # noqa: SIM118
-            return {name.removeprefix(prefix): opened.get_tensor(name) for name in names}
+        try:
+            with safe_open(self._path / file, "pt") as opened:
+                names = [name for name in opened.keys() if name.startswith(prefix)]  # noqa: SIM118
+                return {name.removeprefix(prefix): opened.get_tensor(name) for name in names}
+        except SafetensorError as error:
+            raise ValueError(f"{self._path / file}: is damaged: {error}") from None
 
 
 def _about_layers(plans: Mapping[int, LayerPlan]) -> dict[str, dict[str, Any]]:

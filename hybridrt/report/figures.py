@@ -161,7 +161,7 @@ def states_figure(numbers: StateNumbers) -> "Figure":
         right.plot(known, np.full(len(known), row), "|", color="#0072B2", markersize=9)
     right.set_xscale("log")
     right.set_xlabel("half-life of a head (tokens)")
-    right.tick_params(axis="y", length=0)
+    right.tick_params(axis="y", length=0, labelleft=True)
     right.grid(axis="x", color="#DDDDDD", linewidth=0.6)
     return figure
 

@@ -62,7 +62,8 @@ ELSEWHERE: dict[str, str] = {
         SequencePages.set_aside SequencePages.put_back SequencePages.own SlabAllocator.is_kept
         HeldSequences.is_lost HeldSequences.set_aside HeldSequences.put_back HeldSequences.let_go
         HeldSequences._forget_abandoned Finder.checkpoints PrefixCache.checkpoints
-        SequencePages.tap Engine.recording HoldingScheduler._tap Runner.run_eagerly Reuse.fork PrefixCache.join PageTable.kernel_ids
+        SequencePages.tap Engine.recording HoldingScheduler._tap Runner.run_eagerly
+        Reuse.fork PrefixCache.join PageTable.kernel_ids
     """,
     "a hit that leaves no room for the rest, which takes the whole pool": "Match.unused",
     "one that gave way to itself": "SequencePages.forget_cached PrefixCache.forget_all",
