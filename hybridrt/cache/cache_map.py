@@ -137,19 +137,19 @@ class CacheMap(ShowsItself):
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of pages that several sequences hold, their padding included."""
+        """Bytes of pages that several sequences hold. With those of all owners they are in use."""
         pairs = zip(self.plan.groups, self.pages, strict=True)
-        return sum(int((owners == SHARED).sum()) * group.page_stride for group, owners in pairs)
+        return sum(group.used_bytes(int((owners == SHARED).sum())) for group, owners in pairs)
 
     def owners(self) -> dict[str, int]:
-        """Bytes of the pages that each sequence holds alone, their padding included.
+        """Bytes of the pages that each sequence holds alone, without padding.
 
         What it shares with others is in `shared_bytes`.
         """
         sizes = np.zeros(len(self.sequences), np.int64)
         for group, owners in zip(self.plan.groups, self.pages, strict=True):
-            own = owners[owners >= 0]
-            sizes += np.bincount(own, minlength=len(self.sequences)) * group.page_stride
+            own = np.bincount(owners[owners >= 0], minlength=len(self.sequences))
+            sizes += np.array([group.used_bytes(count) for count in own.tolist()], np.int64)
         return dict(zip(self.sequences, sizes.tolist(), strict=True))
 
     def page(self, group: str, number: int) -> PageUse:
@@ -272,8 +272,7 @@ def _note_holders(
 def _use(group: GroupPlan, num_slabs: int, owners: Owners) -> GroupUse:
     shared, cached, free = (int((owners == state).sum()) for state in (SHARED, CACHED, FREE))
     in_use = int((owners >= SHARED).sum())
-    # Only all parts of a state together have a padding of their own.
-    paddings = [pages * group.padding_bytes // group.parts for pages in (in_use, cached)]
+    used, kept = group.used_bytes(in_use), group.used_bytes(cached)
     return GroupUse(
         group=group.name,
         kind=group.kind,
@@ -282,10 +281,10 @@ def _use(group: GroupPlan, num_slabs: int, owners: Owners) -> GroupUse:
         pages_shared=shared,
         pages_cached=cached,
         pages_free=free,
-        bytes_in_use=in_use * group.page_stride - paddings[0],
-        bytes_cached=cached * group.page_stride - paddings[1],
+        bytes_in_use=used,
+        bytes_cached=kept,
         bytes_free=free * group.page_stride,
-        bytes_padding=sum(paddings),
+        bytes_padding=(in_use + cached) * group.page_stride - used - kept,
     )
 
 

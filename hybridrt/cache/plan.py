@@ -63,6 +63,13 @@ class GroupPlan:
         """The first token that is kept of a sequence of that many, for those to come."""
         return 0 if self.window is None else self.window.first_visible(num_tokens)
 
+    def used_bytes(self, num_pages: int) -> int:
+        """Bytes of so many pages that layers use: all but the padding.
+
+        Only all parts of a state together have a padding of their own.
+        """
+        return num_pages * self.page_stride - num_pages * self.padding_bytes // self.parts
+
     def pages_for(self, num_tokens: int, first: int = 0) -> int:
         """Pages that hold the tokens `first` to `num_tokens - 1` of a sequence."""
         if num_tokens <= 0:

@@ -13,7 +13,7 @@ def publish(engine: Engine) -> None:
         "device": str(engine.pool.bytes.device),
         "pool_bytes": engine.plan.pool_bytes,
         "groups": [
-            {"name": group.name, "kind": group.kind, "page_bytes": group.page_stride}
+            {"name": group.name, "kind": group.kind, "page_bytes": group.page_bytes}
             for group in engine.plan.groups
         ],
     }

@@ -29,7 +29,7 @@ def session_tables(engine: "Engine", held: "Held") -> "Shown":
             str(len(group.layers)),
             f"{len(ids):,}",
             f"{shared:,}",
-            size_text(len(ids) * group.page_stride),
+            size_text(group.used_bytes(len(ids))),
             _tokens_text(group, pages, held.num_computed),
         )
     return [table]

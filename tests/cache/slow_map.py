@@ -42,7 +42,7 @@ def assert_map_is_right(pool: Pool, pages: SequencePages) -> CacheMap:
     names = list(pages)
     assert found.sequences == tuple(names)
     slabs = [-1] * pool.plan.num_slabs
-    own: Counter[str] = Counter()
+    own: Counter[tuple[str, int]] = Counter()
     for g, group in enumerate(pool.plan.groups):
         counts: Counter[int] = Counter()
         held = set(pool.allocator.slabs_of(g))
@@ -64,7 +64,7 @@ def assert_map_is_right(pool: Pool, pages: SequencePages) -> CacheMap:
                 expected = SHARED
             else:
                 expected = names.index(*who)
-                own[names[expected]] += group.page_stride
+                own[names[expected], g] += 1
             assert owner == expected, (group.name, page)
             counts[min(owner, 0)] += 1
         use = found.groups[g]
@@ -79,7 +79,12 @@ def assert_map_is_right(pool: Pool, pages: SequencePages) -> CacheMap:
         assert total == use.num_slabs * pool.plan.slab_bytes == len(held) * pool.plan.slab_bytes
     assert found.slab_groups.tolist() == slabs
     assert sum(found.bytes.values()) == pool.plan.pool_bytes
-    assert found.owners() == {name: own[name] for name in names}
+    groups = pool.plan.groups
+    assert found.owners() == {
+        name: sum(group.used_bytes(own[name, g]) for g, group in enumerate(groups))
+        for name in names
+    }
+    assert sum(found.owners().values()) + found.shared_bytes == found.bytes["in_use"]
     assert_parts_fit_the_whole(found)
     return found
 
