@@ -48,7 +48,8 @@ def compare(a: Any, b: Any, *, tolerance: float | None = None) -> Comparison:
             raise ValueError("a has no tokens, so there is nothing to compare; append some first")
         if a.was_written_to:
             raise ValueError(
-                "a was written to, so what it holds is not what its tokens give; undo the write first"
+                "a was written to, so what it holds is not what its tokens give; undo the write "
+                "first"
             )
         return compare_transformers(a, b, tolerance)
     _check_session(b, "b")

@@ -27,7 +27,7 @@ def test_memory_needs_the_config_alone(run, config_only, tmp_path):
     [
         (
             ("memory", DEMO, "--out", "figure.jpg"),
-            "--out='figure.jpg' should end in one of .svg, .pdf, .png",
+            "--out='figure.jpg' should end in one of .svg",
         ),
         (("memory", DEMO, "--out", "nowhere/f.svg"), "there is no folder 'nowhere'"),
         (("states", DEMO, "--out", "figure.svg"), "needs a --prompt or --token-ids\n"),

@@ -98,7 +98,7 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
         (lambda index: index["positions"].append(3), r"it has no positions\.1\.position"),
         (
             lambda index: index["tokens"][0].update(file=None),
-            r"tokens\.0\.file=None should be text",
+            r"tokens\.0\.file=None should be",
         ),
     ],
 )
