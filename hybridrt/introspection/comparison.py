@@ -120,8 +120,8 @@ class Comparison:
         if first.what == "tokens":
             if self.num_tokens is not None and first.token == min(self.num_tokens):
                 one, other = self.num_tokens
-                same = f"the first {first.token} are the same"
-                return f"One has {one} tokens, the other {other}; {same}."
+                same = f"; the first {first.token} are the same" if first.token else ""
+                return f"One has {one} tokens, the other {other}{same}."
             return f"The sequences differ from token {self.token} on, and so does what they hold."
         before = self.rows[: self.rows.index(first)]
         leaves = f"to leave {self.tolerance:g}"

@@ -73,6 +73,8 @@ def test_a_longer_session_agrees_with_a_shorter_one_as_far_as_that_goes(llm: LLM
     first = found.first
     assert first is not None and (first.name, first.token) == ("tokens", len(PROMPT) - 3)
     assert found.summary == "One has 37 tokens, the other 34; the first 34 are the same."
+    with llm.session(PROMPT) as a, llm.session() as empty:
+        assert compare(a, empty).summary == "One has 37 tokens, the other 0."
 
 
 def test_the_layer_token_and_head_of_an_error_are_named() -> None:
