@@ -18,6 +18,7 @@ from hybridrt.introspection.session_tables import session_tables
 from hybridrt.prompt import ParsedPrompt, Prompt, parse
 from hybridrt.request import RequestOutput, SamplingParams
 from hybridrt.show import Shown, ShowsItself
+from hybridrt.values import plain_int
 
 if TYPE_CHECKING:
     from hybridrt.introspection.trace import Trace
@@ -194,6 +195,7 @@ class Session(ShowsItself):
         """
         held = self._access.idle()
         self._refuse_written("truncated")
+        num_tokens = plain_int(num_tokens)
         if type(num_tokens) is not int or not 0 <= num_tokens <= len(held.token_ids):
             raise ValueError(
                 f"{held.name}: num_tokens={num_tokens!r} should be from 0 to {len(held.token_ids)}"

@@ -5,6 +5,7 @@ pydantic does the checking; this file turns what it finds into one plain
 right.
 """
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,6 +38,16 @@ def as_tuple(value: Any) -> Any:
         if isinstance(value, Sequence | set) and not isinstance(value, str | bytes)
         else (value,)
     )
+
+
+def plain_int(value: Any) -> Any:
+    """An integer of any kind, as numpy's, as an int. All else, a bool too, as it is."""
+    if isinstance(value, bool):
+        return value
+    try:
+        return operator.index(value)
+    except TypeError:
+        return value
 
 
 def check_divides(value: Value, divisor: str, dividend: str) -> None:

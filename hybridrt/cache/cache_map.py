@@ -5,6 +5,7 @@ says whether it is taken, and the page tables of the sequences. So it costs a fe
 arrays, and can be made at every step.
 """
 
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -18,6 +19,7 @@ from hybridrt.cache.plan import CachePlan, GroupPlan
 from hybridrt.cache.pool import Pool
 from hybridrt.cache.sequence_pages import SequencePages
 from hybridrt.show import Shown, ShowsItself
+from hybridrt.values import plain_int
 
 UNUSED, FREE, CACHED, SHARED = -4, -3, -2, -1
 NO_GROUP = -1
@@ -163,8 +165,10 @@ class CacheMap(ShowsItself):
             raise ValueError(f"group={group!r} should be one of {names}")
         index = names.index(group)
         plan, owners = self.plan.groups[index], self.pages[index]
-        if not 0 <= number < len(owners):
-            raise ValueError(f"number={number} of {group!r} should be from 0 to {len(owners) - 1}")
+        number = plain_int(number)
+        if type(number) is not int or not 0 <= number < len(owners):
+            given = reprlib.repr(number)
+            raise ValueError(f"number={given} of {group!r} should be from 0 to {len(owners) - 1}")
         owner = int(owners[number])
         return PageUse(
             group=group,

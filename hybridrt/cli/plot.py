@@ -100,7 +100,9 @@ def _check(out: Path) -> None:
 
 
 def _asked(prompt: str | None, token_ids: str | None) -> str | list[int]:
-    if (prompt is None) == (token_ids is None):
+    if prompt is None and token_ids is None:
+        raise ValueError("this plot needs a --prompt or --token-ids")
+    if prompt is not None and token_ids is not None:
         raise ValueError("this plot takes a --prompt or --token-ids, and not both")
     return parse_ids(token_ids) if prompt is None and token_ids is not None else prompt or ""
 

@@ -26,8 +26,9 @@ Listener = Callable[[StatsRow, dict[str, Any]], None]
 class StatsRecorder:
     """Counts what steps compute, and makes a row of it when some time has passed.
 
-    One is made too when the engine has nothing more to do, so that the last row doesn't say that
-    it works. Seconds in which it waited for requests count for no row.
+    One is made too when the engine has nothing more to do: so that the last row doesn't say that
+    it works, and of what was done since a row that is old. Seconds in which it waited for requests
+    count for no row.
     """
 
     def __init__(
@@ -46,11 +47,14 @@ class StatsRecorder:
         self._since = 0.0  # when it last began to work, or the last row was made
         self._before = 0.0  # seconds of work before that, of which there is no row yet
         self._last_is_busy = False
+        self._last_step, self._last_time = 0, time.monotonic()  # of the last row
         self.listener: Listener | None = None
 
     @property
     def rows(self) -> list[StatsRow]:
         """The last rows, the oldest first; see `LLM.stats_rows`."""
+        if not self._scheduler.has_unfinished:
+            self.update()
         return list(self._rows)
 
     def note_rows(self, rows: Iterable[Row], now: float) -> None:
@@ -73,7 +77,9 @@ class StatsRecorder:
     def update(self) -> None:
         """Makes a row if it is time for one, or if there is nothing to do any more."""
         now, is_busy = time.monotonic(), self._scheduler.has_unfinished
-        if self._seconds(now) >= ROW_SECONDS or (self._last_is_busy and not is_busy):
+        seconds = self._seconds(now) if is_busy else now - self._last_time
+        is_due = seconds >= ROW_SECONDS and self._num_steps > self._last_step
+        if is_due or (self._last_is_busy and not is_busy):
             self.add_row(now)
         elif not is_busy:
             self._before, self._waits = self._seconds(now), True
@@ -84,6 +90,7 @@ class StatsRecorder:
         self._rows.append(row)
         self._last_is_busy = self._scheduler.has_unfinished
         self._waits = not self._last_is_busy
+        self._last_step, self._last_time = self._num_steps, now
         self._since, self._before = now, 0.0
         self._prompt_tokens = self._generated_tokens = 0
         if self.listener is not None:

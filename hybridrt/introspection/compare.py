@@ -1,5 +1,8 @@
 """compare: two runs that should be the same, and the first place where they are not."""
 
+import math
+import reprlib
+from numbers import Real
 from typing import Any
 
 from torch import nn
@@ -32,8 +35,11 @@ def compare(a: Any, b: Any, *, tolerance: float | None = None) -> Comparison:
             layers, or `b` is something else.
         OutOfPages: there is no room for the scratch session.
     """
-    if tolerance is not None and not tolerance > 0:
-        raise ValueError(f"tolerance={tolerance!r} should be a positive number")
+    if tolerance is not None:
+        is_number = isinstance(tolerance, Real) and not isinstance(tolerance, bool)
+        if not is_number or not 0 < tolerance < math.inf:
+            raise ValueError(f"tolerance={reprlib.repr(tolerance)} should be a positive number")
+        tolerance = float(tolerance)
     _check_session(a, "a")
     if isinstance(b, nn.Module):
         from hybridrt.introspection.compare_transformers import compare_transformers

@@ -28,8 +28,8 @@ def compare_sessions(a: Any, b: Any, tolerance: float | None = None) -> Comparis
     if not same:
         rows.append(_row(None, "tokens", "tokens", Difference(1.0, 1.0, shared), tolerance))
         notes.append(
-            f"Tokens differ from {shared} on: keys, values and latents of the tokens before are "
-            f"compared, and no states, which are of all tokens."
+            f"Keys, values and latents of the first {shared} tokens are compared, and no states, "
+            f"which are of all tokens."
         )
     for name in (name for name, one in (("a", a), ("b", b)) if one.was_written_to):
         notes.append(f"{name} was written to: what it holds is not what its tokens give.")
@@ -38,7 +38,8 @@ def compare_sessions(a: Any, b: Any, tolerance: float | None = None) -> Comparis
     if same and ours:
         apart = difference(a.logits, b.logits, tolerance)
         rows.append(_row(None, "logits", "output", apart, tolerance))
-    return Comparison(rows, [row for row in rows if row.excess], tolerance, notes)
+    wrong = [row for row in rows if row.excess]
+    return Comparison(rows, wrong, tolerance, notes, (len(ours), len(theirs)))
 
 
 def _layers(a: Any, b: Any) -> list[tuple[Any, Any]]:

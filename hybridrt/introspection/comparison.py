@@ -83,12 +83,14 @@ class Comparison:
         wrong: those that are out of tolerance, and not only computed in another form.
         tolerance: the largest error that is right, as a share of a tensor's scale.
         notes: what could not be compared, and why.
+        num_tokens: those of the one side and of the other.
     """
 
     rows: Sequence[Row]
     wrong: Sequence[Row]
     tolerance: float
     notes: Sequence[str] = ()
+    num_tokens: tuple[int, int] | None = None
 
     @property
     def first(self) -> Row | None:
@@ -116,6 +118,10 @@ class Comparison:
         if first is None:
             return f"All agree to {self._largest(self.rows):.1g}, within {self.tolerance:g}."
         if first.what == "tokens":
+            if self.num_tokens is not None and first.token == min(self.num_tokens):
+                one, other = self.num_tokens
+                same = f"; the first {first.token} are the same" if first.token else ""
+                return f"One has {one} tokens, the other {other}{same}."
             return f"The sequences differ from token {self.token} on, and so does what they hold."
         before = self.rows[: self.rows.index(first)]
         leaves = f"to leave {self.tolerance:g}"

@@ -8,6 +8,7 @@ from hybridrt.cache.plan import LayerPlan
 from hybridrt.engine.read_cache import LayerCache, StateCache, TokenCache, open_cache
 from hybridrt.engine.sequence import tree_name
 from hybridrt.introspection.access import Access
+from hybridrt.values import plain_int
 
 Source = Literal["cache", "checkpoint", "recomputed"]
 
@@ -28,6 +29,9 @@ class Reading(dict[str, Tensor]):
         self.source: Source = source
         self.axes = {name: field.axes for name, field in cache.fields.items()}
 
+    def __missing__(self, name: object) -> Tensor:
+        raise KeyError(f"{name!r} should be one of {[*self]}")
+
 
 def read_at(access: Access, plan: LayerPlan, position: int | None) -> Reading:
     """What a layer holds of a session's first `position` tokens; None: of all, computed first.
@@ -36,7 +40,7 @@ def read_at(access: Access, plan: LayerPlan, position: int | None) -> Reading:
         ValueError: there are not so many tokens, or what it was can't be computed again.
         OutOfPages: there is no room to compute it once more.
     """
-    held = access.compute()
+    held, position = access.compute(), plain_int(position)
     now = held.num_computed
     if position is None or position == now:
         return Reading(current(access, plan), now, "cache")

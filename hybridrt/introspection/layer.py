@@ -1,5 +1,6 @@
 """SessionLayer: one layer of a session, to look into and to write to."""
 
+import reprlib
 from collections.abc import Mapping
 
 import torch
@@ -169,6 +170,11 @@ class SessionLayer(ShowsItself):
             if values is None:
                 raise ValueError(f"{self.name}: write({name!r}) needs values")
             name = {name: values}
+        elif not isinstance(name, Mapping) or not name:
+            raise ValueError(
+                f"{self.name}: name={reprlib.repr(name)} should be a name that read() gives, or "
+                f"tensors by such names, at least one"
+            )
         elif values is not None:
             raise ValueError(f"{self.name}: values come with their names, or with one name")
         return write(self._access, self.plan, name, tokens, position)
@@ -188,9 +194,14 @@ class SessionLayer(ShowsItself):
         Layers of tokens must hold the same rows. The `Undo` sets both sessions back.
 
         Raises:
-            ValueError: what they hold has not the same names, shapes and kinds of numbers.
+            ValueError: what they hold has not the same names, shapes and kinds of numbers, or
+                `other` is no layer.
             OutOfPages: there is no room for the copies; nothing was changed.
         """
+        if not isinstance(other, SessionLayer):
+            raise ValueError(
+                f"{self.name}: other={reprlib.repr(other)} should be a layer, as session.layers[i]"
+            )
         ours, theirs = self.read(), other.read()
         shapes = [{name: list(x.shape) for name, x in held.items()} for held in (ours, theirs)]
         if shapes[0] != shapes[1] or self.rows != other.rows:

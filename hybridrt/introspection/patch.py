@@ -17,6 +17,7 @@ from hybridrt.engine.backup import Backup
 from hybridrt.engine.read_cache import POSITIONS, Field, LayerCache, TokenCache
 from hybridrt.introspection.access import Access
 from hybridrt.introspection.history import current
+from hybridrt.values import plain_int
 
 Rows = int | slice | range
 """A position of a token, or several."""
@@ -33,6 +34,13 @@ class Undo:
 
     def __init__(self, writes: Sequence[tuple[Access, Backup]]) -> None:
         self._writes = tuple(writes)
+
+    def __repr__(self) -> str:
+        if not self._writes:
+            return "<Undo that is part of another>"
+        names = dict.fromkeys(access.held.name for access, _ in self._writes)
+        state = "possible" if self.possible else "not possible any more"
+        return f"<Undo of a write to {' and '.join(names)}: {state}>"
 
     @property
     def possible(self) -> bool:
@@ -155,7 +163,7 @@ def _apply(
 
 
 def _writable(access: Access, plan: LayerPlan, position: int | None) -> LayerCache:
-    held = access.compute()
+    held, position = access.compute(), plain_int(position)
     if not held.num_computed:
         raise ValueError(f"{held.name} has no tokens, so no cache to write to; append some first")
     if position is not None and position != held.num_computed:
@@ -171,7 +179,7 @@ def _chosen_rows(cache: LayerCache, plan: LayerPlan, tokens: Rows | None) -> ran
         if tokens is not None:
             raise ValueError(f"{plan.name}: tokens={tokens!r} should be None: it holds a state")
         return None
-    held = cache.rows
+    held, tokens = cache.rows, plain_int(tokens)
     if tokens is None:
         rows = held
     elif isinstance(tokens, slice):

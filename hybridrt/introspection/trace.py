@@ -1,7 +1,8 @@
 """Trace: what a session's layers held at positions of a text, and what they did with it."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+import reprlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from hybridrt.engine.held import Held
 from hybridrt.introspection.recorder import TraceRecorder
 from hybridrt.introspection.statistics import check_statistics
 from hybridrt.introspection.trace_file import TraceFiles, TraceWriter
+from hybridrt.values import plain_int
 
 Statistics = Mapping[int, Mapping[str, Float32[np.ndarray, "positions heads"]]]
 
@@ -113,6 +115,7 @@ def record(
     """
     plans = {i: engine.plan.layers[i] for i in _check_layers(layers, len(engine.plan.layers))}
     names = check_statistics(statistics)
+    every = plain_int(every)
     if type(every) is not int or every < 1:
         raise ValueError(f"every={every!r} should be a number of tokens, at least 1")
     if not token_ids:
@@ -151,7 +154,14 @@ def positions_of(start: int, end: int, every: int) -> list[int]:
 def _check_layers(layers: Sequence[int] | None, count: int) -> list[int]:
     if layers is None:
         return [*range(count)]
-    wrong = [i for i in layers if type(i) is not int or not 0 <= i < count]
+    if not isinstance(layers, Iterable):
+        raise ValueError(
+            f"layers={reprlib.repr(layers)} should be a list of indices into llm.plan.layers"
+        )
+    indices = [plain_int(index) for index in layers]
+    wrong = [i for i in indices if type(i) is not int or not 0 <= i < count]
     if wrong:
-        raise ValueError(f"layers={wrong}: should be in [0, {count}), as in llm.plan.layers")
-    return sorted({*layers})
+        raise ValueError(
+            f"layers={reprlib.repr(wrong)}: should be in [0, {count}), as in llm.plan.layers"
+        )
+    return sorted({*indices})

@@ -5,7 +5,9 @@ The index is replaced so after every step: it names only what is there.
 """
 
 import json
+import reprlib
 import secrets
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,14 @@ from hybridrt.cache.plan import LayerPlan
 
 INDEX = "index.json"
 FORMAT, VERSION = "hybridrt trace", 1
+
+_NAMES = {bool: "true or false", int: "an integer", str: "text", dict: "an object", list: "a list"}
+_KEYS = {"complete": bool, "every": int, "layers": dict, "positions": list, "tokens": list}
+_KEYS_WITHIN: Mapping[str, Mapping[str, type]] = {
+    "layers": {"name": str, "kind": str, "tokens_per_entry": int},
+    "positions": {"position": int, "file": str},
+    "tokens": {"start": int, "stop": int, "file": str},
+}
 
 _TOKENS = ("tokens", "dim")
 _AXES: Mapping[tuple[str, str], tuple[str, ...]] = {
@@ -106,7 +116,10 @@ class TraceWriter:
     def _write(self, file: str, tensors: Mapping[str, Tensor]) -> None:
         part = self._part(file)
         try:
+            part.touch(exist_ok=False)
+            mode = stat.S_IMODE(part.stat().st_mode)  # as the umask has it
             save_file({name: one.cpu().contiguous() for name, one in tensors.items()}, part)
+            part.chmod(mode)  # safetensors lets this user alone read it
             part.replace(self._path / file)
         finally:
             part.unlink(missing_ok=True)
@@ -130,7 +143,7 @@ class TraceFiles:
     """The files of a trace that was written, whole or broken off.
 
     Raises:
-        ValueError: the folder has no index of a trace.
+        ValueError: the folder has no index of a trace, or something is missing in it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -144,6 +157,11 @@ class TraceFiles:
         found = (index.get("format"), index.get("version")) if isinstance(index, dict) else index
         if found != (FORMAT, VERSION):
             raise ValueError(f"{file}: format and version are {found}, not {(FORMAT, VERSION)}")
+        _check(file, index, _KEYS, "")
+        for key, within in _KEYS_WITHIN.items():
+            entries = index[key].items() if key == "layers" else enumerate(index[key])
+            for name, entry in entries:
+                _check(file, entry, within, f"{key}.{name}.")
         self._path = path
         self.index: dict[str, Any] = index
 
@@ -188,6 +206,16 @@ class TraceFiles:
                 return {name.removeprefix(prefix): opened.get_tensor(name) for name in names}
         except SafetensorError as error:
             raise ValueError(f"{self._path / file}: is damaged: {error}") from None
+
+
+def _check(file: Path, entry: Any, keys: Mapping[str, type], where: str) -> None:
+    """Refuses what has not these keys, with values of these types."""
+    for key, kind in keys.items():
+        if not isinstance(entry, dict) or key not in entry:
+            raise ValueError(f"{file}: is damaged: it has no {where}{key}")
+        if type(entry[key]) is not kind:
+            found = reprlib.repr(entry[key])
+            raise ValueError(f"{file}: is damaged: {where}{key}={found} should be {_NAMES[kind]}")
 
 
 def _about_layers(plans: Mapping[int, LayerPlan]) -> dict[str, dict[str, Any]]:

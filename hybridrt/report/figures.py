@@ -206,7 +206,7 @@ def check_format(path: Path) -> str:
     """
     suffix = path.suffix.removeprefix(".").lower()
     if suffix not in FORMATS:
-        raise ValueError(f"out={str(path)!r} should end in one of .{', .'.join(FORMATS)}")
+        raise ValueError(f"--out={str(path)!r} should end in one of .{', .'.join(FORMATS)}")
     return suffix
 
 

@@ -1,6 +1,7 @@
 """The cache map: at any time, it is what the allocator's dicts and the tables say."""
 
 from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 import pytest
@@ -117,6 +118,12 @@ def test_one_page_says_where_it_is_and_who_has_it(pages: SequencePages) -> None:
         found.page("x", 0)
     with pytest.raises(ValueError, match=r"number=24 of 'group-0' should be from 0 to 23"):
         found.page("group-0", 24)
+    number: Any
+    for number in ("x", True, 1.0):
+        with pytest.raises(ValueError, match=f"number={number!r} of 'group-0' should be from 0"):
+            found.page("group-0", number)
+    number = np.int64(2)
+    assert type(found.page("group-0", number).number) is int
 
 
 def test_free_bytes_in_used_slabs_are_fragmented(pages: SequencePages) -> None:

@@ -25,9 +25,12 @@ def test_memory_needs_the_config_alone(run, config_only, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("memory", DEMO, "--out", "figure.jpg"), "should end in one of .svg, .pdf, .png"),
+        (
+            ("memory", DEMO, "--out", "figure.jpg"),
+            "--out='figure.jpg' should end in one of .svg",
+        ),
         (("memory", DEMO, "--out", "nowhere/f.svg"), "there is no folder 'nowhere'"),
-        (("states", DEMO, "--out", "figure.svg"), "a --prompt or --token-ids"),
+        (("states", DEMO, "--out", "figure.svg"), "needs a --prompt or --token-ids\n"),
         (("pages", DEMO, "--out", "f.svg", "--prompt", "a", "--token-ids", "1"), "and not both"),
     ],
 )

@@ -61,16 +61,36 @@ def test_there_is_a_row_at_most_every_half_second_and_one_when_all_is_done(
     now = [100.0]
     monkeypatch.setattr(stats_rows, "ROW_SECONDS", 0.5)
     monkeypatch.setattr(stats_rows.time, "monotonic", lambda: now[0])
+    llm.engine.stats_recorder.add_row(now[0])
     llm.generate({"prompt_token_ids": PROMPT}, GREEDY)
-    assert llm.stats_rows() == [], "it was over at once"
+    assert len(llm.stats_rows()) == 1, "it was over at once"
     now[0] += 7
     llm.add_request({"prompt_token_ids": PROMPT}, GREEDY)
     while llm.has_unfinished:
         llm.step()
         now[0] += 0.2
-    rows = llm.stats_rows()
+    rows = llm.stats_rows()[1:]
     assert len(rows) >= 2 and [row["running"] for row in rows] == [1] * (len(rows) - 1) + [0]
     assert all(0.5 <= row["seconds"] < 0.7 for row in rows[:-1])
+
+
+def test_the_last_work_gets_a_row_too(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(stats_rows, "ROW_SECONDS", 0.5)
+    monkeypatch.setattr(stats_rows.time, "monotonic", lambda: now[0])
+    llm.engine.stats_recorder.add_row(now[0])
+    with llm.session(PROMPT) as session:
+        assert session.logits is not None
+        assert len(llm.stats_rows()) == 1, "the last is new"
+        now[0] += 0.6
+        assert tokens(llm.stats_rows(), "prompt") == pytest.approx(len(PROMPT))
+        now[0] += 0.6
+        assert len(llm.stats_rows()) == 2, "nothing was done since"
+        seen: list[stats_rows.StatsRow] = []
+        llm.engine.stats_recorder.listener = lambda row, _: seen.append(row)
+        session.append([5, 6, 7])
+        assert session.logits is not None
+        assert tokens(seen, "prompt") == pytest.approx(3), "without being asked for"
 
 
 def test_an_aborted_request_leaves_no_row_that_says_it_runs(llm: LLM) -> None:

@@ -69,8 +69,12 @@ def test_unlike_tokens_are_named_first_and_what_is_before_them_agrees(llm: LLM) 
 
 def test_a_longer_session_agrees_with_a_shorter_one_as_far_as_that_goes(llm: LLM) -> None:
     with llm.session(PROMPT) as a, llm.session(PROMPT[:-3]) as b:
-        first = compare(a, b).first
+        found = compare(a, b)
+    first = found.first
     assert first is not None and (first.name, first.token) == ("tokens", len(PROMPT) - 3)
+    assert found.summary == "One has 37 tokens, the other 34; the first 34 are the same."
+    with llm.session(PROMPT) as a, llm.session() as empty:
+        assert compare(a, empty).summary == "One has 37 tokens, the other 0."
 
 
 def test_the_layer_token_and_head_of_an_error_are_named() -> None:
@@ -164,8 +168,10 @@ def test_what_cannot_be_compared_is_refused(llm: LLM, jamba: LLM) -> None:
     with llm.session(PROMPT) as session, jamba.session(PROMPT) as other:
         with pytest.raises(ValueError, match="with the same layers"):
             compare(session, other)
-        with pytest.raises(ValueError, match="tolerance=0"):
-            compare(session, session, tolerance=0)
+        wrong: Any
+        for wrong in (0, -1.0, float("nan"), float("inf"), "x", True):
+            with pytest.raises(ValueError, match=f"tolerance={wrong!r} should be a positive"):
+                compare(session, session, tolerance=wrong)
         with pytest.raises(ValueError, match="b is a str; should be a session, as llm"):
             compare(session, "gpt2")
         with pytest.raises(ValueError, match="a is a int"):

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -383,6 +384,10 @@ def test_without_room_nothing_is_changed() -> None:
         (0, "v", torch.zeros(4, 2, 12), range(4), r"should be some of 32 to 36, which it holds"),
         (2, "v", torch.zeros(4, 2, 12), range(3), r"\[4, 2, 12\]; should be \[3, 2, 12\]"),
         (2, {"v": 0}, torch.zeros(4, 2, 12), range(3), r"values come with their names"),
+        (2, None, None, None, r"name=None should be a name that read\(\) gives"),
+        (2, {}, None, None, r"name=\{\} should be .* at least one"),
+        (2, "v", torch.zeros(1, 2, 12), np.int64(37), r"tokens=37 should be some of 0 to 36"),
+        (2, "v", torch.zeros(1, 2, 12), True, r"tokens=True should be a position"),
     ],
 )
 def test_what_can_not_be_written_is_refused_by_name(
@@ -393,6 +398,39 @@ def test_what_can_not_be_written_is_refused_by_name(
         with pytest.raises(ValueError, match=message):
             session.layers[index].write(name, values, tokens=tokens)
         assert not session.was_written_to
+
+
+@pytest.mark.parametrize("other", [0, None, "session"])
+def test_only_layers_can_be_swapped(other: Any) -> None:
+    with _llm().session(PROMPT) as session:
+        other = session if other == "session" else other
+        with pytest.raises(ValueError, match=r"other=.* should be a layer, as session.layers\[i\]"):
+            session.layers[1].swap(other)
+        assert not session.was_written_to
+
+
+def test_numpys_integers_are_positions() -> None:
+    token: Any = np.int64(3)
+    end: Any = np.int64(37)
+    with _llm().session(PROMPT) as session:
+        with session.layers[2].ablate(tokens=token):
+            assert not session.layers[2].read()["v"][3].any()
+        session.layers[1].write("ssm_state", torch.zeros(64, 8), position=end).undo()
+        with pytest.raises(ValueError, match="position=36 should be 37"):
+            session.layers[1].write("ssm_state", torch.zeros(64, 8), position=end - 1)
+
+
+def test_an_undo_says_of_what_it_is() -> None:
+    with _llm().session(PROMPT) as one, _llm().session(OTHER) as other:
+        undo = one.layers[1].ablate()
+        name, second = one._held.name, other._held.name
+        assert repr(undo) == f"<Undo of a write to {name}: possible>"
+        undo.undo()
+        assert repr(undo) == f"<Undo of a write to {name}: not possible any more>"
+        first = one.layers[1].ablate()
+        both = first.joined(other.layers[1].ablate())
+        assert repr(both) == f"<Undo of a write to {name} and {second}: possible>"
+        assert repr(first) == "<Undo that is part of another>"
 
 
 def test_positions_and_sessions_that_can_not_be_written_to() -> None:

@@ -1,5 +1,8 @@
 """`read(position=t)` is what a session of the first t tokens has, and says where it is from."""
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 
@@ -112,6 +115,23 @@ def test_positions_that_are_none(position: object) -> None:
         layer = session.layers[0]
         with pytest.raises(ValueError, match=r"should be from 0 to 37"):
             layer.read(position)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_position_of_numpy_is_one() -> None:
+    position: Any = np.int64(16)
+    with _llm().session(PROMPT) as session:
+        found = session.layers[0].read(position=position)
+        assert type(found.position) is int and found.position == 16
+        with pytest.raises(ValueError, match="position=38 should be from 0 to 37"):
+            session.layers[0].read(position=position + 22)
+
+
+def test_a_name_that_a_reading_lacks() -> None:
+    with _llm().session(PROMPT) as session:
+        found = session.layers[0].read()
+    with pytest.raises(KeyError, match=r"'q' should be one of \['k', 'v'"):
+        found["q"]
+    assert found.get("q") is None
 
 
 def test_closed_and_generating_sessions_are_refused() -> None:

@@ -303,8 +303,12 @@ def test_some_layers_and_some_statistics(tmp_path: Path) -> None:
         ({"layers": [0, 2]}, r"layers=\[2\]: should be in \[0, 2\)"),
         ({"layers": [-1]}, r"layers=\[-1\]"),
         ({"layers": ["0"]}, r"layers=\['0'\]"),
+        ({"layers": 1}, "layers=1 should be a list of indices into llm.plan.layers"),
+        ({"layers": np.array([0, 2])}, r"layers=\[2\]: should be in"),
         ({"every": 0}, "every=0 should be a number of tokens, at least 1"),
         ({"every": 2.5}, "every=2.5"),
+        ({"every": np.int64(0)}, "every=0 should"),
+        ({"every": True}, "every=True should"),
         ({"statistics": ["norm"]}, r"statistics=\['norm'\]: should be 'all', or a list of"),
         ({"statistics": "state_norm"}, "statistics='state_norm'"),
         ({"text_or_ids": []}, "no tokens to trace"),
@@ -321,6 +325,14 @@ def test_what_is_wrong_is_said_and_nothing_is_appended(options: dict[str, Any], 
             session.trace(**{"text_or_ids": PROMPT, **options})
         assert session.token_ids == OTHER[:3]
         assert_nothing_looks_on(llm)
+
+
+def test_numpys_integers_are_integers() -> None:
+    layers: Any = np.arange(2)
+    every: Any = np.int64(16)
+    with open_llm(ATTENTION).session() as session:
+        trace = session.trace(PROMPT, layers=layers, every=every)
+    assert repr((trace.positions, trace.layers, trace.every)) == "((16, 32, 37), (0, 1), 16)"
 
 
 def test_a_path_with_something_in_it_is_refused(tmp_path: Path) -> None:

@@ -1,8 +1,12 @@
 """A trace's files: what is written is read, and the index says where everything is."""
 
 import json
+import os
+import stat
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -82,3 +86,40 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     (tmp_path / "index.json").write_text('{"format": "another", "version": 1}')
     with pytest.raises(ValueError, match="format and version are"):
         Trace.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda index: index.pop("positions"), "it has no positions"),
+        (lambda index: index.pop("every"), "it has no every"),
+        (lambda index: index.update(every="2"), "every='2' should be an integer"),
+        (lambda index: index["layers"]["1"].pop("kind"), r"it has no layers\.1\.kind"),
+        (lambda index: index["positions"].append(3), r"it has no positions\.1\.position"),
+        (
+            lambda index: index["tokens"][0].update(file=None),
+            r"tokens\.0\.file=None should be",
+        ),
+    ],
+)
+def test_an_index_that_lacks_something_is_refused(
+    tmp_path: Path, change: Callable[[dict[str, Any]], object], message: str
+) -> None:
+    with open_llm(ATTENTION).session() as session:
+        session.trace(PROMPT, layers=[1], path=tmp_path)
+    file = tmp_path / "index.json"
+    index = json.loads(file.read_text())
+    change(index)
+    file.write_text(json.dumps(index))
+    with pytest.raises(ValueError, match=f"{file}: is damaged: {message}"):
+        Trace.load(tmp_path)
+
+
+def test_files_have_the_mode_that_the_umask_gives(tmp_path: Path) -> None:
+    mask = os.umask(0o027)
+    try:
+        with open_llm(ATTENTION).session() as session:
+            session.trace(PROMPT, path=tmp_path)
+    finally:
+        os.umask(mask)
+    assert {stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()} == {0o640}

@@ -1,7 +1,9 @@
 """A session that was cut off goes on as one that never had more, or the cut is refused."""
 
 import re
+from typing import Any
 
+import numpy as np
 import pytest
 
 from hybridrt import LLM
@@ -112,6 +114,13 @@ def test_a_cut_of_shared_pages_leaves_the_others_alone(llms: dict[str, LLM]) -> 
         for session in (late, early):
             assert session.generate(DRAWN).outputs[0].token_ids == cold(ATTENTION, PROMPT, DRAWN)
         late.close()
+
+
+def test_a_length_of_numpy_is_one(llms: dict[str, LLM]) -> None:
+    length: Any = np.int64(3)
+    with llms[ATTENTION].session(PROMPT) as session:
+        session.truncate(length)
+        assert session.token_ids == PROMPT[:3]
 
 
 @pytest.mark.parametrize("length", [-1, 38, 2.0, True, None])
