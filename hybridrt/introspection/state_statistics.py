@@ -3,10 +3,9 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float32
 from torch import Tensor
 
 from hybridrt.cache.plan import LayerPlan
@@ -24,7 +23,7 @@ from hybridrt.introspection.statistics import (
 )
 from hybridrt.layers.cached import CachedLayer
 
-AT_ONCE = 8  # positions whose products are made together: bounds the memory that they take
+AT_ONCE = 8  # positions that are looked at together: bounds the memory that they take
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,26 +88,35 @@ class StateStatistics:
                 heads = by_head(state, layer.num_heads) if layer.is_memory else state[None]
             else:
                 heads = layer.heads(pages).clone()
-            self._last[index] = heads, norms(heads)
+            self._last[index] = heads[None], norms(heads[None])
+
+    def _norms(
+        self, index: int, layer: StateLayer, pages: Sequence[StateCopies]
+    ) -> tuple[Float32[Tensor, "positions heads"], Float32[Tensor, "positions heads"]]:
+        """Norms and saturations of a layer's memory at some positions; zeros if not wanted."""
+        states = torch.stack([layer.heads(one) for one in pages])
+        sizes = norms(states)
+        if "saturation" not in self._names or not layer.is_memory:
+            return sizes, torch.zeros_like(sizes)
+        before, size = self._last[index]
+        first = norms(states[:1].float() - before.float())
+        changes = torch.cat([first, norms(states[1:].float() - states[:-1].float())])
+        self._last[index] = states[-1:].clone(), sizes[-1:]
+        return sizes, saturation(changes, torch.cat([size, sizes[:-1]]), sizes)
 
     def of(self, pages: Sequence[StateCopies]) -> Found:
         """At the next positions, whose states are in these pages."""
         found: Found = {}
         for index, layer in self._layers.items() if self._wants_norms else ():
-            states = [layer.heads(one) for one in pages]
-            sizes = [norms(state) for state in states]
+            lots = [
+                self._norms(index, layer, pages[start : start + AT_ONCE])
+                for start in range(0, len(pages), AT_ONCE)
+            ]
+            sizes, saturations = zip(*lots, strict=True)
             if "state_norm" in self._names:
-                found[index, "state_norm"] = torch.stack(sizes)
+                found[index, "state_norm"] = torch.cat(sizes)
             if "saturation" in self._names and layer.is_memory:
-                states, sizes = zip(
-                    self._last[index], *zip(states, sizes, strict=True), strict=True
-                )
-                changes = [
-                    norms(after.float() - before.float()) for before, after in pairwise(states)
-                ]
-                norm = torch.stack(sizes)
-                found[index, "saturation"] = saturation(torch.stack(changes), norm[:-1], norm[1:])
-                self._last[index] = states[-1].clone(), sizes[-1]
+                found[index, "saturation"] = torch.cat(saturations)
         if "effective_rank" in self._names:
             self._add_ranks(pages, found)
         return found

@@ -58,10 +58,12 @@ def by_head(state: Float[Tensor, " *shape"], num_heads: int) -> Float[Tensor, " 
     return state.unflatten(0, (num_heads, -1))
 
 
-def norms(heads: Float[Tensor, " heads *rest"]) -> Float32[Tensor, " heads"]:
-    """The Frobenius norm of each head."""
-    axes = tuple(range(1, heads.dim()))
-    return torch.linalg.vector_norm(heads, dim=axes, dtype=torch.float32)
+def norms(
+    states: Float[Tensor, "positions heads *rest"],
+) -> Float32[Tensor, "positions heads"]:
+    """The Frobenius norm of each head, at some positions."""
+    axes = tuple(range(2, states.dim()))
+    return torch.linalg.vector_norm(states, dim=axes, dtype=torch.float32)
 
 
 def saturation(
