@@ -12,6 +12,13 @@ if not torch.cuda.is_available():
 # Else triton warns that this will be another value some day.
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
+# What transformers reports while it makes and loads the oracles would hide what failed.
+os.environ["TRANSFORMERS_VERBOSITY"] = "error"
+os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+
+# Tiny tensors lose more to waking threads than they win. Numba's are as many: kernels/cpu.
+torch.set_num_threads(1)
+
 
 def pytest_collection_finish() -> None:
     """What was imported and collected stays to the end: the collector needn't look at it again.

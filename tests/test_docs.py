@@ -23,7 +23,6 @@ from hybridrt import models
 from hybridrt.cli.app import app
 from hybridrt.kernels import op
 from hybridrt.models import hybrid_stack, known_model_types
-from tests.harness.threads import one_thread
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
@@ -95,8 +94,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     known_model_types.cache_clear()
     library = torch.library.Library("hybridrt", "FRAGMENT")  # for the ops that a page adds
     monkeypatch.setattr(op, "LIBRARY", library)
-    with one_thread():
-        yield tmp_path
+    yield tmp_path
     library._destroy()
     known_model_types.cache_clear()
     for name in set(sys.modules) - modules:

@@ -115,12 +115,15 @@ def state_numbers(trace: "Trace", plan: CachePlan) -> StateNumbers:
 
 
 def page_bytes(frames: Sequence[Frame]) -> dict[str, Int[np.ndarray, " frames"]]:
-    """Bytes of pages behind every step: held by one sequence, shared, cached."""
-    strides = [group.page_stride for group in frames[0].map.plan.groups]
+    """Bytes of pages behind every step, without padding: held by one sequence, shared, cached."""
+    groups = frames[0].map.plan.groups
     counts = [page_counts(frame.map) for frame in frames]
     return {
         use: np.array(
-            [sum(c[use] * s for c, s in zip(step, strides, strict=True)) for step in counts]
+            [
+                sum(g.used_bytes(c[use]) for g, c in zip(groups, step, strict=True))
+                for step in counts
+            ]
         )
         for use in _USES
     }

@@ -2,7 +2,6 @@
 
 import io
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,17 +12,10 @@ from transformers import AutoModelForCausalLM
 
 from hybridrt import LLM, SamplingParams, compare
 from hybridrt.introspection.differences import difference
-from tests.harness.threads import one_thread
 from tests.oracle import tiny_checkpoint
 from tests.session.open_sessions import ATTENTION, DEEPSEEK, EVERY_KIND, PROMPT, WINDOWS, open_llm
 
 JAMBA = "jamba-experts-every-second-layer"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _on_one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @pytest.fixture(scope="module")

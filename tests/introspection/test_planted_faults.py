@@ -1,13 +1,11 @@
 """`compare` finds mistakes in ports of models: the right layer, and a sensible tensor."""
 
-from collections.abc import Iterator
 from fnmatch import fnmatch
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
-import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from hybridrt import LLM, compare
@@ -18,16 +16,6 @@ from tests.oracle import tiny_checkpoint
 
 TOKENS = torch.randint(131, (29,), generator=torch.Generator().manual_seed(1)).tolist()
 MODELS = sorted({fault.row for fault in FAULTS})
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _quiet_and_on_one_thread() -> Iterator[None]:
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @cache

@@ -1,6 +1,4 @@
-"""One thread; and every kernel test once per device, CUDA among them where it is asked for."""
-
-from collections.abc import Iterator
+"""Every kernel test once per device, CUDA among them where it is asked for."""
 
 import pytest
 import torch
@@ -11,13 +9,6 @@ from hybridrt.kernels.backend import (
     choose_attention_backend,
     choose_state_backend,
 )
-from tests.harness.threads import one_thread
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

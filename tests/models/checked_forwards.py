@@ -5,6 +5,7 @@ A program of its own, since the checks are put in while modules are imported.
 
 import sys
 
+import torch
 from jaxtyping import install_import_hook
 
 CHECKED = [
@@ -31,20 +32,19 @@ def main(names: list[str]) -> None:
     install_import_hook(CHECKED, CHECKER)
     from hybridrt import SamplingParams
     from tests.harness.engines import open_llm
-    from tests.harness.threads import one_thread
 
     params = SamplingParams(max_tokens=3, ignore_eos=True, logprobs=1, prompt_logprobs=0, top_k=5)
-    with one_thread():
-        for name in names:
-            for dtype, backend, layout in (
-                ("float32", "reference", "HND"),
-                ("bfloat16", "numba", "NHD"),
-            ):
-                backends = {"attention_backend": backend, "state_backend": backend}
-                choices = {"dtype": dtype, "kv_layout": layout, **backends}
-                llm = open_llm(name, page_size=4, max_num_batched_tokens=16, **choices)
-                llm.generate([[1], [2] * 7, [3] * 23], params)
-            print(name)
+    torch.set_num_threads(1)
+    for name in names:
+        for dtype, backend, layout in (
+            ("float32", "reference", "HND"),
+            ("bfloat16", "numba", "NHD"),
+        ):
+            backends = {"attention_backend": backend, "state_backend": backend}
+            choices = {"dtype": dtype, "kv_layout": layout, **backends}
+            llm = open_llm(name, page_size=4, max_num_batched_tokens=16, **choices)
+            llm.generate([[1], [2] * 7, [3] * 23], params)
+        print(name)
 
 
 if __name__ == "__main__":

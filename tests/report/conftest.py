@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from playwright.sync_api import Browser, sync_playwright
 
 from hybridrt import LLM
@@ -16,15 +15,6 @@ from tests.report.pages import CHROMIUM_OPTIONS, OpenPage, demo_report, find_chr
 
 HOSTILE = "</script><b>\"&amp;'`${1}\u2028<!--\n"
 PROMPT = HOSTILE + "".join(f"{name}={37 * i % 1000:03d}\n" for i, name in enumerate(NAMES[:36]))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """Tiny models lose more to waking threads than they win."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")
