@@ -24,49 +24,52 @@ REGISTERS = OUTPUTS // LANES
 MOST_VECTORS = 6
 """At once: their sums, a pair of each output and of one vector fill the 32 registers."""
 
-AHEAD = 4096
-"""Bytes, from beginning to read to using."""
+LINE = 64
+"""Bytes that a processor reads at a time."""
 
 _LONG = ir.IntType(64)
 _FLOATS, _PAIRS = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(INT32, LANES)
 
 
 @no_type_check
-def make_packed_dot(count: int) -> Callable[..., Any]:
-    """A function `(block, vectors, vector_bytes, pairs, sums)` for compiled code.
+def make_packed_dot(count: int, lines: int) -> Callable[..., Any]:
+    """A function `(block, vectors, vector_bytes, pairs, sums, ahead)` for compiled code.
 
     All are addresses or numbers: of a block, of the first of `count` vectors, `vector_bytes`
-    apart, of so many pairs, and of `float32[count, OUTPUTS]`, which it writes.
+    apart, of so many pairs, and of `float32[count, OUTPUTS]`, to which it adds. With every pair
+    it begins to read so many `lines` that lie `ahead` bytes further on.
     """
 
     @intrinsic
-    def dot(typing_context, block, vectors, vector_bytes, pairs, sums):
+    def dot(typing_context, block, vectors, vector_bytes, pairs, sums, ahead):
         def code(context, builder, signature, args):
-            _write(builder, count, *args)
+            _write(builder, count, lines, *args)
             return context.get_dummy_value()
 
-        return types.none(*[types.int64] * 5), code
+        return types.none(*[types.int64] * 6), code
 
     return dot
 
 
 @no_type_check
-def _write(b, count, block, vectors, vector_bytes, pairs, sums):
+def _write(b, count, lines, block, vectors, vector_bytes, pairs, sums, ahead):
     def at(address, kind):
         return b.inttoptr(address, kind.as_pointer())
 
-    zero = all_lanes(0.0)
+    def place(t, r):
+        return at(b.add(sums, _LONG(4 * (t * OUTPUTS + r * LANES))), _FLOATS)
+
     places = [(t, r) for t in range(count) for r in range(REGISTERS)]
-    totals = {place: alloca_once_value(b, zero) for place in places}
-    for total in totals.values():
-        b.store(zero, total)
+    totals = {(t, r): alloca_once_value(b, all_lanes(0.0)) for t, r in places}
+    for (t, r), total in totals.items():
+        b.store(b.load(place(t, r), align=4), total)
     given = [b.add(vectors, b.mul(vector_bytes, _LONG(t))) for t in range(count)]
     with for_range(b, pairs) as loop:
         row = b.add(block, b.mul(loop.index, _LONG(4 * OUTPUTS)))
-        line = b.add(row, _LONG(AHEAD))
-        for r in range(REGISTERS):
+        next_line = b.add(row, ahead)
+        for line in range(lines):
             how = [ir.Constant(INT32, number) for number in (0, 3, 1)]  # to read, L1, data
-            to = at(b.add(line, _LONG(4 * LANES * r)), ir.IntType(8))
+            to = at(b.add(next_line, _LONG(LINE * line)), ir.IntType(8))
             call(b, "llvm.prefetch.p0", ir.VoidType(), [to, *how])
         weights = [
             b.load(at(b.add(row, _LONG(4 * LANES * r)), _PAIRS), align=4) for r in range(REGISTERS)
@@ -79,5 +82,4 @@ def _write(b, count, block, vectors, vector_bytes, pairs, sums):
                 args = [b.load(total), weight, pair]
                 b.store(call(b, "llvm.x86.avx512bf16.dpbf16ps.512", _FLOATS, args), total)
     for (t, r), total in totals.items():
-        to = b.add(sums, _LONG(4 * (t * OUTPUTS + r * LANES)))
-        b.store(b.load(total), at(to, _FLOATS), align=4)
+        b.store(b.load(total), place(t, r), align=4)

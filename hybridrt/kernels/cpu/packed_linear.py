@@ -13,9 +13,12 @@ from torch import Tensor
 
 from hybridrt.kernels.cpu.bfloat16 import halves, narrow, widen
 from hybridrt.kernels.cpu.jit import inner, kernel, parallel_kernel
-from hybridrt.kernels.cpu.packed_dot import MOST_VECTORS, OUTPUTS, make_packed_dot
+from hybridrt.kernels.cpu.packed_dot import LINE, MOST_VECTORS, OUTPUTS, make_packed_dot
 
-MOST_TOKENS = 16  # beyond it oneDNN is as fast
+MOST_TOKENS = 128  # beyond it oneDNN is as fast
+AHEAD = 4096  # bytes, from beginning to read to using, where pairs are used once
+PAIRS = 64  # of a block at a time, where they are used again and again: 16 KiB
+LINES = 4 * OUTPUTS // LINE  # of a pair for all outputs of a block
 SMALL = 2**18  # weights: beyond it another thread is worth waking
 
 
@@ -33,12 +36,16 @@ def packed_linear(
     run = _multiply_small if outputs * inputs <= SMALL else _multiply
     at_bias = 0 if bias is None else bias.data_ptr()
     of_weight = (address, block_bytes, at_bias)
-    run(x.data_ptr(), *of_weight, out.data_ptr(), tokens, outputs, inputs)
+    if tokens:
+        run(x.data_ptr(), *of_weight, out.data_ptr(), tokens, outputs, inputs)
     return out
 
 
 _dot_1, _dot_2, _dot_3, _dot_4, _dot_5, _dot_6 = (
-    make_packed_dot(count + 1) for count in range(MOST_VECTORS)
+    make_packed_dot(count + 1, LINES) for count in range(MOST_VECTORS)
+)
+_some_3, _some_4, _some_5, _some_6 = (
+    make_packed_dot(count + 3, LINES // 2) for count in range(MOST_VECTORS - 2)
 )
 
 
@@ -47,41 +54,66 @@ _dot_1, _dot_2, _dot_3, _dot_4, _dot_5, _dot_6 = (
 def _dot(count, block, vectors, vector_bytes, pairs, sums):
     # pragma: no cover  (compiled, as all below)
     if count == 1:
-        _dot_1(block, vectors, vector_bytes, pairs, sums)
+        _dot_1(block, vectors, vector_bytes, pairs, sums, AHEAD)
     elif count == 2:
-        _dot_2(block, vectors, vector_bytes, pairs, sums)
+        _dot_2(block, vectors, vector_bytes, pairs, sums, AHEAD)
     elif count == 3:
-        _dot_3(block, vectors, vector_bytes, pairs, sums)
+        _dot_3(block, vectors, vector_bytes, pairs, sums, AHEAD)
     elif count == 4:
-        _dot_4(block, vectors, vector_bytes, pairs, sums)
+        _dot_4(block, vectors, vector_bytes, pairs, sums, AHEAD)
     elif count == 5:
-        _dot_5(block, vectors, vector_bytes, pairs, sums)
+        _dot_5(block, vectors, vector_bytes, pairs, sums, AHEAD)
     else:
-        _dot_6(block, vectors, vector_bytes, pairs, sums)
+        _dot_6(block, vectors, vector_bytes, pairs, sums, AHEAD)
+
+
+@inner
+@no_type_check
+def _dot_in_turns(block, vectors, vector_bytes, pairs, sums, tokens):
+    # pragma: no cover
+    """Takes some pairs at a time through all turns, while the next pairs come from memory.
+
+    The first two turns ask for them, half a line of outputs each.
+    """
+    turns = (tokens + MOST_VECTORS - 1) // MOST_VECTORS
+    for pair in range(0, pairs, PAIRS):
+        some, first = min(PAIRS, pairs - pair), 0
+        part = block + 4 * OUTPUTS * pair
+        for turn in range(turns):
+            end = tokens * (turn + 1) // turns
+            given = vectors + vector_bytes * first + 4 * pair
+            into = sums + 4 * OUTPUTS * first
+            ahead = 4 * OUTPUTS * PAIRS + (turn % 2) * 2 * OUTPUTS
+            if end - first == 3:
+                _some_3(part, given, vector_bytes, some, into, ahead)
+            elif end - first == 4:
+                _some_4(part, given, vector_bytes, some, into, ahead)
+            elif end - first == 5:
+                _some_5(part, given, vector_bytes, some, into, ahead)
+            else:
+                _some_6(part, given, vector_bytes, some, into, ahead)
+            first = end
 
 
 @inner
 @no_type_check
 def _multiply_block(n, x, weight, block_bytes, bias, out, tokens, outputs, inputs):
     # pragma: no cover
-    sums = np.empty((MOST_VECTORS, OUTPUTS), np.float32)
-    size = min(OUTPUTS, outputs - n * OUTPUTS)
-    turns = (tokens + MOST_VECTORS - 1) // MOST_VECTORS
-    first = 0
-    for turn in range(turns):
-        end = tokens * (turn + 1) // turns
-        block, vectors = weight + n * block_bytes, x + 2 * first * inputs
-        _dot(end - first, block, vectors, 2 * inputs, inputs // 2, sums.ctypes.data)
-        for t in range(first, end):
-            result = halves(out + 2 * (t * outputs + n * OUTPUTS), size)
-            if bias:
-                added = halves(bias + 2 * n * OUTPUTS, size)
-                for i in range(size):
-                    result[i] = narrow(sums[t - first, i] + widen(added[i]))
-            else:
-                for i in range(size):
-                    result[i] = narrow(sums[t - first, i])
-        first = end
+    sums = np.zeros((tokens, OUTPUTS), np.float32)
+    size, block = min(OUTPUTS, outputs - n * OUTPUTS), weight + n * block_bytes
+    if tokens <= MOST_VECTORS:
+        _dot(tokens, block, x, 2 * inputs, inputs // 2, sums.ctypes.data)
+    else:
+        _dot_in_turns(block, x, 2 * inputs, inputs // 2, sums.ctypes.data, tokens)
+    for t in range(tokens):
+        result = halves(out + 2 * (t * outputs + n * OUTPUTS), size)
+        if bias:
+            added = halves(bias + 2 * n * OUTPUTS, size)
+            for i in range(size):
+                result[i] = narrow(sums[t, i] + widen(added[i]))
+        else:
+            for i in range(size):
+                result[i] = narrow(sums[t, i])
 
 
 @kernel
