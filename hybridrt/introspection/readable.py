@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hybridrt.engine.slots import Layout, PackedModule, Slot
+from hybridrt.kernels.blocked_matrices import BlockedMatrices
 from hybridrt.kernels.quantised_linear import GROUP, QuantisedMatrices, QuantisedWeight
 
 
@@ -35,13 +36,15 @@ def as_loaded(model: nn.Module) -> Iterator[None]:
 def _packed(module: nn.Module) -> dict[str, Tensor | nn.Module]:
     """The module's own weights that are in a layout of the device, by name."""
     weights = {key: p for key, p in module.named_parameters(recurse=False) if p.is_mkldnn}
-    stacks = (nn.ParameterList, QuantisedMatrices)
+    stacks = (nn.ParameterList, QuantisedMatrices, BlockedMatrices)
     return {**weights, **{k: m for k, m in module.named_children() if isinstance(m, stacks)}}
 
 
 def _shape(part: Tensor | nn.Module) -> tuple[int, ...]:
     if isinstance(part, QuantisedWeight):
         return part.outputs, part.values.shape[1] * GROUP[part.bits]
+    if isinstance(part, BlockedMatrices):
+        return len(part), part.outputs, part.inputs
     if isinstance(part, nn.ParameterList | QuantisedMatrices):
         return len(part), *_shape(part[0])
     assert isinstance(part, Tensor)
@@ -51,13 +54,15 @@ def _shape(part: Tensor | nn.Module) -> tuple[int, ...]:
 def layouts_of(module: nn.Module) -> Sequence[Layout]:
     """The module's `checkpoint_layouts`, of elements that can be looked at.
 
-    What oneDNN has packed is unpacked, into a copy.
+    What oneDNN has packed, or is blocked, is unpacked into a copy.
     """
-    packed = {key: p for key, p in module.named_parameters(recurse=False) if p.is_mkldnn}
-    if packed:
+    packed = {k: p.to_dense() for k, p in module.named_parameters(recurse=False) if p.is_mkldnn}
+    blocked = {k: m.plain() for k, m in module.named_children() if isinstance(m, BlockedMatrices)}
+    if packed or blocked:
         module = copy.copy(module)
-        plain = {key: nn.Parameter(p.to_dense(), False) for key, p in packed.items()}
+        plain = {key: nn.Parameter(part, False) for key, part in {**packed, **blocked}.items()}
         module._parameters = {**module._parameters, **plain}
+        module._modules = {k: m for k, m in module._modules.items() if k not in blocked}
     assert isinstance(module, PackedModule)
     return module.checkpoint_layouts()
 
@@ -69,6 +74,9 @@ def read_slot(slot: Slot) -> Tensor | None:
         if tensor.is_meta:
             return None
         return tensor.to_dense() if tensor.is_mkldnn else tensor
-    if any(p.is_meta for p in slot.module.parameters()) or any(slot.module.children()):
+    parts = slot.module.children()
+    if any(p.is_meta for p in slot.module.parameters()) or any(
+        not isinstance(part, BlockedMatrices) for part in parts
+    ):
         return None
     return layouts_of(slot.module)[slot.layout][slot.key]

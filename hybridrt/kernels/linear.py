@@ -10,14 +10,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hybridrt.kernels.backend import has_numba, numba_takes
+from hybridrt.kernels.blocked_matrices import BLOCK, BlockedMatrices
 from hybridrt.kernels.quantised_linear import (
     QuantisedMatrices,
     QuantisedWeight,
     quantised_linear,
 )
 
-PackedMatrices = nn.ParameterList | QuantisedMatrices
-"""Matrices that `pack_weight` gave, or quantised ones, where plain ones are stacked in a tensor."""
+PackedMatrices = nn.ParameterList | QuantisedMatrices | BlockedMatrices
+"""Matrices in a layout of the device, or quantised, where plain ones are stacked in a tensor."""
 
 
 def pack_weight(weight: Float[Tensor, "outputs inputs"]) -> Float[Tensor, "outputs inputs"]:
@@ -30,10 +31,6 @@ def pack_weight(weight: Float[Tensor, "outputs inputs"]) -> Float[Tensor, "outpu
     if weight.device.type != "cpu" or weight.dtype != torch.bfloat16 or not _has_onednn():
         return weight
     return torch.ops.mkldnn._reorder_linear_weight(weight.detach())
-
-
-BLOCK = 64
-"""Outputs in one of oneDNN's blocks."""
 
 
 class BlockedWeight:

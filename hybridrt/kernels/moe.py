@@ -6,6 +6,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from hybridrt.kernels.backend import numba_takes, prefers_triton
+from hybridrt.kernels.blocked_matrices import BlockedMatrices
 from hybridrt.kernels.linear import PackedMatrices
 from hybridrt.kernels.op import like_first, torch_op
 from hybridrt.kernels.reference import moe as reference
@@ -32,13 +33,18 @@ def moe_experts(
     `hybridrt.kernels.reference.gates` has, with its `alpha` and `limit`. Summed in float32.
     """
     rest = (expert_ids, weights, gate_up_bias, down_bias, gating, alpha, limit)
+    if isinstance(gate_up, BlockedMatrices) and isinstance(down, BlockedMatrices):
+        from hybridrt.kernels.cpu import blocked_moe, expert_gates
+
+        gate = expert_gates.make_gate(gating, alpha, limit)
+        return blocked_moe.run_blocked_experts(x, gate_up, down, *rest[:4], gate)
     if isinstance(gate_up, PackedMatrices) or isinstance(down, PackedMatrices):
         return reference.moe_experts(x, gate_up, down, *rest)
     return stacked_moe_experts(x, gate_up, down, *rest)
 
 
 def reads_stacked(*matrices: Float[Tensor, "experts _ _"]) -> bool:
-    """Whether a kernel of numba takes them as they are: then packing them would gain nothing."""
+    """Whether a kernel of numba takes them as they are, and faster than oneDNN one by one."""
     fitting = all(part.shape[-1] % 32 == 0 and part.is_contiguous() for part in matrices)
     return fitting and numba_takes(*matrices)
 

@@ -4,6 +4,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from hybridrt.kernels.backend import numba_takes
+from hybridrt.kernels.blocked_matrices import BlockedMatrices
 from hybridrt.kernels.linear import PackedMatrices
 from hybridrt.kernels.moe import reads_stacked
 from hybridrt.kernels.op import like_first, torch_op
@@ -21,6 +22,12 @@ def relu2_experts(
 
     Summed in float32.
     """
+    if isinstance(up, BlockedMatrices) and isinstance(down, BlockedMatrices):
+        from hybridrt.kernels.cpu import blocked_moe, expert_gates
+
+        gate = expert_gates.Gate(expert_gates.SQUARED_RELU)
+        rest = (expert_ids, weights, None, None, gate)
+        return blocked_moe.run_blocked_experts(x, up, down, *rest)
     if isinstance(up, PackedMatrices) or isinstance(down, PackedMatrices):
         return reference.relu2_experts(x, up, down, expert_ids, weights)
     return stacked_relu2_experts(x, up, down, expert_ids, weights)

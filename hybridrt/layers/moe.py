@@ -8,6 +8,7 @@ from jaxtyping import Float
 from pydantic import PositiveInt, model_validator
 from torch import Tensor, nn
 
+from hybridrt.kernels.blocked_matrices import BlockedMatrices, can_block
 from hybridrt.kernels.linear import pack_weight
 from hybridrt.kernels.moe import moe_experts, reads_stacked
 from hybridrt.kernels.quantised_linear import (
@@ -119,13 +120,17 @@ class Experts(nn.Module):
     def pack(self, bits: Bits | None = None) -> None:
         """Brings every matrix into the device's own layout, or into numbers of so many bits.
 
-        Matrices that a kernel reads stacked stay as they are.
+        Matrices that a kernel reads stacked stay as they are, or are blocked for it.
         """
-        if bits is None and reads_stacked(*(p for p in self.parameters() if p.dim() == 3)):
+        stacks = {name: p for name, p in self.named_parameters() if p.dim() == 3}  # not biases
+        if bits is None and can_block(*stacks.values()):
+            for name, stacked in stacks.items():
+                delattr(self, name)
+                setattr(self, name, BlockedMatrices(stacked))
             return
-        for name, stacked in [*self.named_parameters()]:
-            if stacked.dim() != 3:  # a bias
-                continue
+        if bits is None and reads_stacked(*stacks.values()):
+            return
+        for name, stacked in stacks.items():
             if bits is not None and can_quantise(stacked[0], bits):
                 delattr(self, name)
                 setattr(self, name, QuantisedMatrices(quantise_weight(m, bits) for m in stacked))

@@ -109,7 +109,7 @@ def _multiply(
 
 @inner
 @no_type_check
-def _by_expert(ids, sizes):  # pragma: no cover
+def by_expert(ids, sizes):  # pragma: no cover
     """Assignments in order by expert, and where those of each begin; none if one is unknown."""
     count = sizes.tokens * sizes.top_k
     expert_of, order = integers(ids, count), np.empty(count, np.int64)
@@ -230,7 +230,7 @@ def _second(
 @no_type_check
 def _run(x, ids, weights, matrices, gate, sizes, values, out, threads):  # pragma: no cover
     """Whether all experts are known; if not, nothing is computed."""
-    order, starts = _by_expert(ids, sizes)
+    order, starts = by_expert(ids, sizes)
     if len(order) < sizes.tokens * sizes.top_k:
         return False
     if threads == 1:

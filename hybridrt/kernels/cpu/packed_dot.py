@@ -14,8 +14,8 @@ from numba.core import types
 from numba.core.cgutils import alloca_once_value, for_range
 from numba.extending import intrinsic
 
+from hybridrt.kernels.blocked_matrices import BLOCK as OUTPUTS
 from hybridrt.kernels.cpu.vectors import INT32, LANES, all_lanes, call, in_each_lane
-from hybridrt.kernels.linear import BLOCK as OUTPUTS
 
 MULTIPLIES_PAIRS = bool(binding.get_host_cpu_features().get("avx512bf16"))
 """Whether the processor has that instruction."""

@@ -97,14 +97,24 @@ def _dot_in_turns(block, vectors, vector_bytes, pairs, sums, tokens):
 
 @inner
 @no_type_check
+def add_products(block, vectors, vector_bytes, pairs, sums, count):  # pragma: no cover
+    """Adds products of a block with `count` vectors to `sums: float32[count, OUTPUTS]`.
+
+    All but `count` and `pairs`, of inputs, are addresses and bytes.
+    """
+    if count <= MOST_VECTORS:
+        _dot(count, block, vectors, vector_bytes, pairs, sums)
+    else:
+        _dot_in_turns(block, vectors, vector_bytes, pairs, sums, count)
+
+
+@inner
+@no_type_check
 def _multiply_block(n, x, weight, block_bytes, bias, out, tokens, outputs, inputs):
     # pragma: no cover
     sums = np.zeros((tokens, OUTPUTS), np.float32)
     size, block = min(OUTPUTS, outputs - n * OUTPUTS), weight + n * block_bytes
-    if tokens <= MOST_VECTORS:
-        _dot(tokens, block, x, 2 * inputs, inputs // 2, sums.ctypes.data)
-    else:
-        _dot_in_turns(block, x, 2 * inputs, inputs // 2, sums.ctypes.data, tokens)
+    add_products(block, x, 2 * inputs, inputs // 2, sums.ctypes.data, tokens)
     for t in range(tokens):
         result = halves(out + 2 * (t * outputs + n * OUTPUTS), size)
         if bias:

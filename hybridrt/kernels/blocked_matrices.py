@@ -1,0 +1,38 @@
+"""Matrices of experts in the layout in which our own kernel reads them fastest."""
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from hybridrt.kernels.backend import numba_takes
+
+BLOCK = 64
+"""Outputs in a block, as in oneDNN's own layout."""
+
+
+class BlockedMatrices(nn.Module):
+    """Stacked matrices of bfloat16 in blocks of `BLOCK` outputs, `[inputs / 2, BLOCK, 2]` each.
+
+    So a product reads one run of memory, and pairs of inputs stand as a processor multiplies them.
+    """
+
+    def __init__(self, stacked: Float[Tensor, "experts outputs inputs"]) -> None:
+        super().__init__()
+        experts, self.outputs, self.inputs = stacked.shape
+        pairs = stacked.detach().view(experts, self.outputs // BLOCK, BLOCK, self.inputs // 2, 2)
+        self.blocks = nn.Parameter(pairs.transpose(2, 3).contiguous(), requires_grad=False)
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    def plain(self) -> Float[Tensor, "experts outputs inputs"]:
+        """A copy of the matrices as they were."""
+        return self.blocks.transpose(2, 3).reshape(len(self), self.outputs, self.inputs)
+
+
+def can_block(*stacked: Float[Tensor, "experts _ _"]) -> bool:
+    """Whether these are whole blocks, of numbers that the processor multiplies by pairs."""
+    if not numba_takes(*stacked) or any(size % BLOCK for s in stacked for size in s.shape[1:]):
+        return False
+    from hybridrt.kernels.cpu.packed_dot import MULTIPLIES_PAIRS
+
+    return MULTIPLIES_PAIRS

@@ -1,0 +1,180 @@
+"""The experts of a mixture in numba, whose matrices lie in blocks.
+
+A job is a block of values between the two products, or of outputs, of every token that has the
+expert. Dot products are summed in the same order whatever else is in the batch, and so are a
+token's experts.
+"""
+
+from typing import no_type_check
+
+import numba
+import numpy as np
+import torch
+from jaxtyping import BFloat16, Float, Int64
+from torch import Tensor
+
+from hybridrt.kernels.blocked_matrices import BlockedMatrices
+from hybridrt.kernels.cpu.bfloat16 import halves, narrow, singles
+from hybridrt.kernels.cpu.expert_gates import SQUARED_RELU, Gate, apply_gate
+from hybridrt.kernels.cpu.jit import inner
+from hybridrt.kernels.cpu.moe import SMALL, Matrices, Sizes, by_expert
+from hybridrt.kernels.cpu.packed_dot import OUTPUTS
+from hybridrt.kernels.cpu.packed_linear import add_products
+
+LOT = 48  # assignments at once: their sums stay in an L1 cache
+
+
+def run_blocked_experts(
+    x: BFloat16[Tensor, "tokens hidden"],
+    first: BlockedMatrices,
+    second: BlockedMatrices,
+    expert_ids: Int64[Tensor, "tokens top_k"],
+    weights: Float[Tensor, "tokens top_k"],
+    first_bias: Float[Tensor, "experts rows"] | None,
+    second_bias: Float[Tensor, "experts hidden"] | None,
+    gate: Gate,
+) -> BFloat16[Tensor, "tokens hidden"]:
+    """See `hybridrt.kernels.cpu.moe.run_experts`.
+
+    Raises:
+        IndexError: there is no expert of such a number.
+    """
+    tokens, top_k = expert_ids.shape
+    sizes = Sizes(tokens, top_k, len(second), second.outputs, second.inputs)
+    x, ids, weights = x.contiguous(), expert_ids.contiguous(), weights.float().contiguous()
+    bias = [None if b is None else b.float().contiguous() for b in (first_bias, second_bias)]
+    at_bias = [0 if b is None else b.data_ptr() for b in bias]
+    places = (first.blocks.data_ptr(), at_bias[0], second.blocks.data_ptr(), at_bias[1])
+    given = torch.empty(ids.numel(), sizes.hidden, dtype=x.dtype)
+    values = torch.empty(ids.numel(), sizes.inner, dtype=x.dtype)
+    out = torch.empty_like(x)
+    products = values.numel() * sizes.hidden
+    known = _run(  # pyright: ignore[reportCallIssue]
+        *(x.data_ptr(), ids.data_ptr(), weights.data_ptr(), Matrices(*places), gate, sizes),
+        *(given.data_ptr(), values.data_ptr(), out.data_ptr()),
+        numba.get_num_threads() if products > SMALL else 1,
+    )
+    if not known:
+        raise IndexError(f"expert ids should be 0 .. {sizes.experts - 1}: {expert_ids}")
+    return out
+
+
+@inner
+@no_type_check
+def _gather(x, order, sizes, given):  # pragma: no cover  (compiled, as all below)
+    """Puts what each assignment's token has one behind the other, by expert."""
+    for a in range(len(order)):
+        token = order[a] // sizes.top_k
+        own = halves(x + 2 * token * sizes.hidden, sizes.hidden)
+        halves(given + 2 * a * sizes.hidden, sizes.hidden)[:] = own
+
+
+@inner
+@no_type_check
+def _add_bias(sums, count, bias, place):  # pragma: no cover
+    if bias != 0:
+        added = singles(bias + 4 * place, OUTPUTS)
+        for t in range(count):
+            for i in range(OUTPUTS):
+                sums[t, i] += added[i]
+
+
+@inner
+@no_type_check
+def _products(matrix, bias, number, vectors, size, count, sums):  # pragma: no cover
+    """Those of a block, by its number among those of all experts, with `count` vectors."""
+    sums[:count] = 0
+    block = matrix + 2 * OUTPUTS * size * number
+    add_products(block, vectors, 2 * size, size // 2, sums.ctypes.data, count)
+    _add_bias(sums, count, bias, OUTPUTS * number)
+
+
+@inner
+@no_type_check
+def _gate_block(e, n, a, count, given, matrices, gate, sizes, one, other, values):
+    # pragma: no cover
+    """The n-th block of values of `count` assignments from the a-th on, of expert e."""
+    jobs, vectors = sizes.inner // OUTPUTS, given + 2 * a * sizes.hidden
+    matrix, bias, size = matrices.first, matrices.first_bias, sizes.hidden
+    if gate.kind == SQUARED_RELU:
+        _products(matrix, bias, e * jobs + n, vectors, size, count, other)
+    else:
+        both = (2 * n, 2 * n + 1) if gate.by_turns else (n, n + jobs)
+        _products(matrix, bias, 2 * e * jobs + both[0], vectors, size, count, one)
+        _products(matrix, bias, 2 * e * jobs + both[1], vectors, size, count, other)
+    parts = np.empty((2, OUTPUTS), np.float32)
+    half = OUTPUTS // 2
+    for t in range(count):
+        if gate.by_turns:
+            for i in range(half):
+                parts[0, i], parts[1, i] = one[t, 2 * i], one[t, 2 * i + 1]
+                parts[0, half + i], parts[1, half + i] = other[t, 2 * i], other[t, 2 * i + 1]
+        else:
+            parts[0], parts[1] = one[t], other[t]
+        out = halves(values + 2 * ((a + t) * sizes.inner + n * OUTPUTS), OUTPUTS)
+        apply_gate(gate, parts[0], parts[1], OUTPUTS, out)
+
+
+@inner
+@no_type_check
+def _first(worker, workers, given, matrices, gate, starts, sizes, values):  # pragma: no cover
+    """Every so manieth block of the values between the two products."""
+    one, other = np.zeros((LOT, OUTPUTS), np.float32), np.zeros((LOT, OUTPUTS), np.float32)
+    for e in range(sizes.experts):
+        if starts[e] == starts[e + 1]:
+            continue
+        for n in range(worker, sizes.inner // OUTPUTS, workers):
+            for a in range(starts[e], starts[e + 1], LOT):
+                count = min(LOT, starts[e + 1] - a)
+                _gate_block(
+                    e, n, a, count, given, matrices, gate, sizes, one, other, values
+                )  # fmt: skip
+
+
+@inner
+@no_type_check
+def _second(
+    worker, workers, values, matrices, weights, order, starts, sizes, out
+):  # fmt: skip  # pragma: no cover
+    """Every so manieth block of the tokens' outputs, of all their experts by weight."""
+    sums, total = (
+        np.empty((LOT, OUTPUTS), np.float32),
+        np.empty((sizes.tokens, OUTPUTS), np.float32),
+    )
+    by_weight, jobs = singles(weights, len(order)), sizes.hidden // OUTPUTS
+    matrix, bias, size = matrices.second, matrices.second_bias, sizes.inner
+    for n in range(worker, jobs, workers):
+        total[:] = 0
+        for e in range(sizes.experts):
+            for a in range(starts[e], starts[e + 1], LOT):
+                count = min(LOT, starts[e + 1] - a)
+                _products(matrix, bias, e * jobs + n, values + 2 * a * size, size, count, sums)
+                for t in range(count):
+                    weight, token = by_weight[order[a + t]], order[a + t] // sizes.top_k
+                    for i in range(OUTPUTS):
+                        total[token, i] += weight * sums[t, i]
+        for token in range(sizes.tokens):
+            result = halves(out + 2 * (token * sizes.hidden + n * OUTPUTS), OUTPUTS)
+            for i in range(OUTPUTS):
+                result[i] = narrow(total[token, i])
+
+
+@numba.njit(parallel=True, cache=True)
+@no_type_check
+def _run(x, ids, weights, matrices, gate, sizes, given, values, out, threads):  # pragma: no cover
+    """Whether all experts are known; if not, nothing is computed."""
+    order, starts = by_expert(ids, sizes)
+    if len(order) < sizes.tokens * sizes.top_k:
+        return False
+    _gather(x, order, sizes, given)
+    if threads == 1:
+        _first(0, 1, given, matrices, gate, starts, sizes, values)
+        _second(0, 1, values, matrices, weights, order, starts, sizes, out)
+        return True
+    for worker in numba.prange(threads):
+        _first(np.int64(worker), threads, given, matrices, gate, starts, sizes, values)
+    for worker in numba.prange(threads):
+        _second(
+            np.int64(worker), threads, values, matrices, weights, order, starts, sizes, out
+        )  # fmt: skip
+    return True
