@@ -118,7 +118,7 @@ def _gate_block(e, n, a, count, given, matrices, gate, sizes, one, other, values
 @inner
 @no_type_check
 def _first(worker, workers, given, matrices, gate, starts, sizes, values):  # pragma: no cover
-    """Every so manieth block of the values between the two products."""
+    """A worker's blocks of the values between the two products."""
     one, other = np.zeros((LOT, OUTPUTS), np.float32), np.zeros((LOT, OUTPUTS), np.float32)
     for e in range(sizes.experts):
         if starts[e] == starts[e + 1]:
@@ -136,7 +136,7 @@ def _first(worker, workers, given, matrices, gate, starts, sizes, values):  # pr
 def _second(
     worker, workers, values, matrices, weights, order, starts, sizes, out
 ):  # fmt: skip  # pragma: no cover
-    """Every so manieth block of the tokens' outputs, of all their experts by weight."""
+    """A worker's blocks of the tokens' outputs: those of all experts, by weight."""
     sums, total = (
         np.empty((LOT, OUTPUTS), np.float32),
         np.empty((sizes.tokens, OUTPUTS), np.float32),
