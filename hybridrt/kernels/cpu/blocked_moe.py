@@ -42,15 +42,14 @@ def run_blocked_experts(
     tokens, top_k = expert_ids.shape
     sizes = Sizes(tokens, top_k, len(second), second.outputs, second.inputs)
     x, ids, weights = x.contiguous(), expert_ids.contiguous(), weights.float().contiguous()
-    bias = [None if b is None else b.float().contiguous() for b in (first_bias, second_bias)]
-    at_bias = [0 if b is None else b.data_ptr() for b in bias]
-    places = (first.blocks.data_ptr(), at_bias[0], second.blocks.data_ptr(), at_bias[1])
+    biases = [None if b is None else b.float().contiguous() for b in (first_bias, second_bias)]
+    matrices = Matrices.of(first.blocks, second.blocks, *biases)
     given = torch.empty(ids.numel(), sizes.hidden, dtype=x.dtype)
     values = torch.empty(ids.numel(), sizes.inner, dtype=x.dtype)
     out = torch.empty_like(x)
     products = values.numel() * sizes.hidden
     known = _run(  # pyright: ignore[reportCallIssue]
-        *(x.data_ptr(), ids.data_ptr(), weights.data_ptr(), Matrices(*places), gate, sizes),
+        *(x.data_ptr(), ids.data_ptr(), weights.data_ptr(), matrices, gate, sizes),
         *(given.data_ptr(), values.data_ptr(), out.data_ptr()),
         numba.get_num_threads() if products > SMALL else 1,
     )

@@ -41,6 +41,14 @@ class Matrices(NamedTuple):
     second: int
     second_bias: int
 
+    @classmethod
+    def of(
+        cls, first: Tensor, second: Tensor, first_bias: Tensor | None, second_bias: Tensor | None
+    ) -> "Matrices":
+        """Where these stand: contiguous tensors, which whoever holds the addresses has to hold."""
+        at_bias = [0 if bias is None else bias.data_ptr() for bias in (first_bias, second_bias)]
+        return cls(first.data_ptr(), at_bias[0], second.data_ptr(), at_bias[1])
+
 
 def run_experts(
     x: BFloat16[Tensor, "tokens hidden"],
@@ -61,9 +69,8 @@ def run_experts(
     """
     sizes = Sizes(*expert_ids.shape, *second.shape)
     x, ids, weights = x.contiguous(), expert_ids.contiguous(), weights.float().contiguous()
-    bias = [None if b is None else b.float().contiguous() for b in (first_bias, second_bias)]
-    at_bias = [0 if b is None else b.data_ptr() for b in bias]
-    matrices = Matrices(first.data_ptr(), at_bias[0], second.data_ptr(), at_bias[1])
+    biases = [None if b is None else b.float().contiguous() for b in (first_bias, second_bias)]
+    matrices = Matrices.of(first, second, *biases)
     values = torch.empty(ids.numel(), sizes.inner, dtype=x.dtype)
     out = torch.empty_like(x)
     products = values.numel() * sizes.hidden
