@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from tests.oracle.checkpoints import tiny_checkpoint
-from tests.session.open_sessions import MAMBA, PROMPT, open_llm
+from tests.session.open_sessions import DEEPSEEK, MAMBA, PROMPT, open_llm
 
 LLAMA = "llama-grouped-heads"
 MAMBA2 = "mamba2-two-groups"
@@ -92,10 +92,12 @@ def test_another_sessions_states_in_one_layer(name: str) -> None:
                 assert_close([session.logits], right[-1:])
 
 
+@pytest.mark.parametrize("name", [LLAMA, DEEPSEEK])
 @pytest.mark.parametrize("tokens", [slice(None), slice(3, 9), range(30, 2, -5), 36])
-def test_another_sessions_keys_and_values_of_some_tokens(tokens: Any) -> None:
-    oracle = Oracle(LLAMA)
-    llm = open_llm(LLAMA)
+def test_another_sessions_keys_and_values_of_some_tokens(tokens: Any, name: str) -> None:
+    """MLA's latents are those of keys and values, which are what transformers caches of it."""
+    oracle = Oracle(name)
+    llm = open_llm(name)
     rows = tokens if isinstance(tokens, slice) else torch.arange(37)[torch.tensor(tokens)]
     rows = torch.arange(37)[rows].reshape(-1)
     with llm.session(PROMPT) as session, llm.session(OTHERS) as other:
@@ -104,9 +106,11 @@ def test_another_sessions_keys_and_values_of_some_tokens(tokens: Any) -> None:
             cache.layers[index].keys[:, :, rows] = theirs.keys[:, :, rows]
             cache.layers[index].values[:, :, rows] = theirs.values[:, :, rows]
             values = {n: x[rows] for n, x in other.layers[index].read().items()}
+            plain = logits_behind(session.fork(), SUFFIX)
             with layer.write(values, tokens=tokens):
                 ours = logits_behind(session, SUFFIX)
             assert_close(ours, oracle.logits_behind(cache, SUFFIX))
+            assert (ours[0] - plain[0]).abs().max() > 10 * CLOSE["atol"], "it makes a difference"
 
 
 @pytest.mark.parametrize("name", [LLAMA, MAMBA2, DELTA])

@@ -73,7 +73,7 @@ def _dot_in_turns(block, vectors, vector_bytes, pairs, sums, tokens):
     # pragma: no cover
     """Takes some pairs at a time through all turns, while the next pairs come from memory.
 
-    The first two turns ask for them, half a line of outputs each.
+    Turns ask for them by halves: one for the first outputs of a block, the next for the others.
     """
     turns = (tokens + MOST_VECTORS - 1) // MOST_VECTORS
     for pair in range(0, pairs, PAIRS):
