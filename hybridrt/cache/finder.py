@@ -82,14 +82,18 @@ class Finder:
         self,
         roots: Mapping[str | None, Node],
         page_size: int,
-        token_groups: Sequence[GroupPlan],
+        token_groups: Sequence[tuple[int, GroupPlan]],
         has_states: bool,
     ) -> None:
         self._roots = roots
         self._page_size = page_size
         self._chunk = page_size * TOKEN_BYTES
         self._has_states = has_states
-        self._windows = [(i, g) for i, g in enumerate(token_groups) if g.window is not None]
+        self._windows = [
+            (slot, g, plan)
+            for slot, (g, plan) in enumerate(token_groups)
+            if plan.window is not None
+        ]
 
     def match(self, data: bytes, salt: str | None = None) -> Match:
         """The longest hit for a prompt as `token_bytes`, of at most all but its last token."""
@@ -188,11 +192,13 @@ class Finder:
         for node in reversed(walk.path):
             if not node.checkpoints or node.length > walk.cached:
                 continue
-            begin, most = node.length * TOKEN_BYTES, min(self._page_size - 1, limit - node.length)
-            for end in range(begin + most * TOKEN_BYTES, begin - 1, -TOKEN_BYTES):
-                checkpoint = node.checkpoints.get(data[begin:end])
-                if checkpoint is not None:
-                    yield checkpoint
+            most = min(self._page_size - 1, limit - node.length)
+            tail = data[node.length * TOKEN_BYTES : (node.length + most) * TOKEN_BYTES]
+            if len(node.checkpoints) > most:
+                found = [tail[:end] for end in range(len(tail), -1, -TOKEN_BYTES)]
+            else:
+                found = sorted(filter(tail.startswith, node.checkpoints), key=len, reverse=True)
+            yield from (node.checkpoints[end] for end in found if end in node.checkpoints)
 
     def _best_checkpoint(
         self, walk: _Walk, data: bytes, limit: int
@@ -219,8 +225,8 @@ class Finder:
     ) -> int | None:
         """The last page of a window that would be needed to go on at `position` and isn't there."""
         full = position // self._page_size
-        for slot, plan in self._windows:
-            if checkpoint is not None and checkpoint.tail and checkpoint.partial[slot] is None:
+        for slot, g, plan in self._windows:
+            if checkpoint is not None and checkpoint.tail and g not in checkpoint.pages:
                 return full
             first = plan.first_kept(position) // self._page_size
             for node in reversed(path):

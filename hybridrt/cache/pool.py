@@ -57,15 +57,24 @@ class Pool:
 
     def allocate(self, counts: Sequence[int]) -> list[list[PhysicalId]]:
         """`counts[g]` pages of every group g, or `OutOfPages` and no change."""
-        return self.allocator.allocate(counts)
+        pages = self.try_allocate(counts)
+        return self.allocator.allocate(counts) if pages is None else pages  # it says why not
+
+    def try_allocate(self, counts: Sequence[int]) -> list[list[PhysicalId]] | None:
+        """`counts[g]` pages of every group g, or None and no change."""
+        return self.allocator.try_allocate(counts)
 
     def release(self, group: int, pages: Iterable[PhysicalId]) -> None:
         """Takes one holder from each of these pages; who has none left is free, unless kept."""
-        self._poison_pages(group, self.allocator.release(group, pages))
+        freed = self.allocator.release(group, pages)
+        if self._poison:
+            self._poison_pages(group, freed)
 
     def drop(self, group: int, pages: Iterable[PhysicalId]) -> None:
         """Keeps each of these pages no longer; without a holder it is free."""
-        self._poison_pages(group, self.allocator.drop(group, pages))
+        freed = self.allocator.drop(group, pages)
+        if self._poison:
+            self._poison_pages(group, freed)
 
     def copy(self, copies: Iterable[PageCopy]) -> None:
         """Copies pages, each within its group."""
@@ -80,7 +89,7 @@ class Pool:
             self.bytes.fill_(POISON)
 
     def _poison_pages(self, group: int, freed: list[PhysicalId]) -> None:
-        if self._poison and freed:
+        if freed:
             self._pages[group][torch.tensor(freed)] = POISON
 
 

@@ -19,6 +19,7 @@ from hybridrt.cache.prefix_tree import (
     Checkpoint,
     Column,
     Node,
+    PagesOfGroups,
 )
 from hybridrt.config import EngineConfig
 
@@ -48,8 +49,7 @@ class PrefixCache:
             None if checkpoint_bytes is None or not state_bytes else checkpoint_bytes // state_bytes
         )
         self._roots: dict[str | None, Node] = {}
-        plans = [plan for _, plan in self.token_groups]
-        self._finder = Finder(self._roots, page_size, plans, bool(self.state_groups))
+        self._finder = Finder(self._roots, page_size, self.token_groups, bool(self.state_groups))
         self._clock = 0
         self._pushed = 0
         self._leaves: list[tuple[int, int, Node]] = []
@@ -180,7 +180,7 @@ class PrefixCache:
         chunk = self.page_size * TOKEN_BYTES
         count = len(tokens) // chunk
         for (g, _), column in zip(self.token_groups, columns, strict=True):
-            self._keep(g, [page for page in column if page is not None])
+            self._keep(g, _there(column))
         self.num_pages += count
         if node.users == 1 and node.parent is not None and _is_bare(node):
             node.tokens += tokens
@@ -212,7 +212,7 @@ class PrefixCache:
                         own[index] = page
                         self._keep(g, (page,))
             own += new
-            self._keep(g, [page for page in new if page is not None])
+            self._keep(g, _there(new))
         if count <= there:
             return
         node.num_cached = count
@@ -228,8 +228,7 @@ class PrefixCache:
         self,
         node: Node,
         tail: bytes,
-        states: dict[int, list[PhysicalId]],
-        partial: list[PhysicalId | None],
+        pages: PagesOfGroups,
         rank: int = USEFUL,
     ) -> Checkpoint | None:
         """Takes in states behind `node` and `tail`. Their pages are in use and not yet kept.
@@ -244,9 +243,10 @@ class PrefixCache:
         most = self.most_checkpoints
         if most is not None and self.num_checkpoints >= most and not self._drop_least_checkpoint():
             return None
-        checkpoint = Checkpoint(node, tail, states, partial, rank, self._clock)
-        for g, pages in self.pages_of(checkpoint):
-            self._keep(g, pages)
+        for g, own in pages.items():
+            self._keep(g, own)
+        position = node.length + len(tail) // TOKEN_BYTES
+        checkpoint = Checkpoint(node, tail, position, pages, rank, self._clock)
         node.add_checkpoint(checkpoint)
         self.num_checkpoints += 1
         self._push(checkpoint)
@@ -257,11 +257,11 @@ class PrefixCache:
         checkpoint.num_pins -= 1
         self._push(checkpoint)
         number = checkpoint.node.end
-        for slot, page in enumerate(checkpoint.partial if self._has_windows else ()):
-            if page is None or self.token_groups[slot][1].window is None:
+        for slot, (g, plan) in enumerate(self.token_groups if self._has_windows else ()):
+            if plan.window is None or g not in checkpoint.pages:
                 continue
             for child in checkpoint.node.children.values():
-                if child.page(slot, number) == page:
+                if child.page(slot, number) == checkpoint.pages[g][0]:
                     self.left_behind(child, slot, number, at_end=True)
 
     def supersede(self, checkpoint: Checkpoint) -> None:
@@ -298,10 +298,9 @@ class PrefixCache:
 
         As much as there is: whether it is enough says `SlabAllocator.can_allocate`.
         """
-        most = max(counts)
-        while self._pool.allocator.shortage(counts):
-            if not self._drop_least(most):
-                return
+        most, are_free = max(counts), self._pool.allocator.are_free
+        while not are_free(counts) and self._drop_least(most):
+            pass
 
     def forget_all(self) -> None:
         """Drops all that nobody uses."""
@@ -311,7 +310,7 @@ class PrefixCache:
     def _drop_least(self, most: int) -> bool:
         """Drops what is worth least, at most so many pages of it. Whether there was anything."""
         return (
-            (bool(self.state_groups) and self._drop_leaf(self.num_pages))
+            (bool(self._leaves and self.state_groups) and self._drop_leaf(most))
             or self._drop_window(self._behind)
             or self._drop_least_checkpoint()
             or self._drop_leaf(most)
@@ -321,12 +320,15 @@ class PrefixCache:
     def _drop_leaf(self, most: int) -> bool:
         """Drops up to so many last pages of the leaf that was used least recently.
 
-        With states a leaf behind which there is no checkpoint is useless.
+        With states there is no checkpoint behind it, so that all of it is useless.
         """
         while self._leaves:
             time, _, node = self._leaves[0]
             if self._is_droppable(node) and time == node.time:
-                self._drop_pages(node, min(most, node.num_cached))
+                if self.state_groups:
+                    self._drop_useless(node)
+                else:
+                    self._drop_pages(node, min(most, node.num_cached))
                 return True
             heapq.heappop(self._leaves)
             self._consider(node)
@@ -359,24 +361,22 @@ class PrefixCache:
         node.lost_checkpoint = True
         self.num_checkpoints -= 1
         self.num_dropped["checkpoints"] += 1
-        for g, pages in self.pages_of(checkpoint):
+        for g, pages in checkpoint.pages.items():
             self._pool.drop(g, pages)
-        self._consider(node)
-        self._forget_root(node)
+        self._drop_useless(node)
 
-    def pages_of(self, checkpoint: Checkpoint) -> list[tuple[int, list[PhysicalId]]]:
-        """All pages of a checkpoint, by group."""
-        pages = [*checkpoint.states.items()]
-        if checkpoint.tail:
-            partial = zip(self.token_groups, checkpoint.partial, strict=True)
-            pages += [(g, [page]) for (g, _), page in partial if page is not None]
-        return pages
+    def _drop_useless(self, node: Node) -> None:
+        """Drops the pages that lead to no checkpoint any more: those of a leaf, and before it."""
+        while node.parent is not None and self._is_droppable(node):
+            self._drop_pages(node, node.num_cached)
+            node = node.parent
+        self._forget_root(node)
 
     def _drop_pages(self, node: Node, count: int) -> None:
         """Drops the last `count` pages of a node, and keeps their tokens in mind for a while."""
         was_whole, left = node.is_whole, node.num_cached - count
         for (g, plan), column in zip(self.token_groups, node.columns, strict=True):
-            dropped = [page for page in column[left:] if page is not None]
+            dropped = _there(column[left:])
             del column[left:]
             if plan.window is not None:
                 for page in dropped:
@@ -392,7 +392,8 @@ class PrefixCache:
         if not left:
             assert node.parent is not None
             node.parent.num_cached_children -= 1
-            self._consider(node.parent)
+            if not self.state_groups:
+                self._consider(node.parent)
         while self._num_ghosts > MOST_GHOSTS:
             self._forget_ghost()
 
@@ -439,6 +440,10 @@ class PrefixCache:
         if len(self._heap) > 64 + 4 * self.num_checkpoints:  # most of it is stale
             entries = {id(e[3]): e for e in self._heap if e[:2] == (e[3].rank, e[3].time)}
             self._heap = sorted(e for e in entries.values() if not e[3].is_dropped)
+
+
+def _there(column: Column) -> list[PhysicalId]:
+    return [page for page in column if page is not None]
 
 
 def _is_bare(node: Node) -> bool:

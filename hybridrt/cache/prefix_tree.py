@@ -17,6 +17,9 @@ from hybridrt.cache.page_table import PhysicalId
 TOKEN_BYTES = 4
 SUPERSEDED, USEFUL = 0, 1  # ranks of checkpoints
 
+PagesOfGroups = dict[int, list[PhysicalId]]
+"""Pages by the index of their group."""
+
 Column = list[PhysicalId | None]
 """Pages of one token group in token order; None: dropped, since behind a window."""
 
@@ -170,23 +173,19 @@ class Node:
 class Checkpoint:
     """All states behind `node` and the tokens `tail`.
 
-    `states` has the pages of every state group's parts; `partial` a page per token group
-    that begins with `tail`, if there is one. One that is pinned stays.
+    It is `position` tokens from the beginning. `pages` has those of every state group's parts,
+    and of each token group the page that begins with `tail`, if there is one. One that is
+    pinned stays.
     """
 
     node: Node
     tail: bytes
-    states: dict[int, list[PhysicalId]]
-    partial: list[PhysicalId | None]
+    position: int
+    pages: PagesOfGroups
     rank: int = USEFUL
     time: int = 0
     num_pins: int = 0
     is_dropped: bool = False
-
-    @property
-    def position(self) -> int:
-        """Tokens behind which the states stand."""
-        return self.node.length + len(self.tail) // TOKEN_BYTES
 
 
 def token_bytes(tokens: Sequence[int]) -> bytes:

@@ -15,12 +15,9 @@ from hybridrt.cache.prefix_tree import (
     Checkpoint,
     Column,
     Node,
+    PagesOfGroups,
     token_bytes,
 )
-from hybridrt.cache.slabs import OutOfPages
-
-StateCopies = dict[int, list[PhysicalId]]
-"""Pages for all parts of a sequence's states, by state group."""
 
 
 class Exports(NamedTuple):
@@ -41,7 +38,7 @@ NO_EXPORTS = Exports()
 class Export:
     """Pages into which the states at a position are to be written, and their rank as such."""
 
-    pages: StateCopies
+    pages: PagesOfGroups
     rank: int
 
 
@@ -64,6 +61,12 @@ class Place:
     earlier: list[Checkpoint] = field(default_factory=list)
     exports: dict[int, Export] = field(default_factory=dict)
     missing: Missing | None = None
+
+    def token_bytes(self, tokens: Sequence[int], start: int, stop: int) -> bytes:
+        """Some of a sequence's tokens as the tree compares them."""
+        if stop * TOKEN_BYTES <= len(self.prompt):
+            return self.prompt[start * TOKEN_BYTES : stop * TOKEN_BYTES]
+        return token_bytes(tokens[start:stop])
 
 
 class Reuse:
@@ -113,7 +116,7 @@ class Reuse:
         """The pages that a match is about, with those of its checkpoint, by group."""
         yield from ((g, pages) for g, pages in enumerate(shared) if pages)
         if match.checkpoint is not None:
-            yield from self.prefix.pages_of(match.checkpoint)
+            yield from match.checkpoint.pages.items()
 
     def begin(self, match: Match, salt: str | None) -> Place:
         """The place of a sequence that begins with a match, whose pages it has retained.
@@ -136,9 +139,11 @@ class Reuse:
     def take_partial(self, place: Place, fresh: list[list[PhysicalId]]) -> None:
         """Copies the tokens of a page that the hit has a part of into the first of each group."""
         if place.initial is not None and place.initial.tail:
-            pages = zip(self.prefix.token_groups, place.initial.partial, strict=True)
+            pages = place.initial.pages
             self._pool.copy(
-                PageCopy(g, page, fresh[g][0]) for (g, _), page in pages if page is not None
+                PageCopy(g, pages[g][0], fresh[g][0])
+                for g, _ in self.prefix.token_groups
+                if g in pages
             )
 
     def fork(self, place: Place) -> Place:
@@ -166,7 +171,7 @@ class Reuse:
         if count > 0:
             self._publish_pages(place, tables, tokens, count)
         if place.missing is not None and num_tokens >= place.missing[1]:
-            self._arrive(place)
+            self._arrive(place, place.missing)
         if place.exports:
             self._publish_states(place, tables, tokens, num_tokens)
 
@@ -174,12 +179,7 @@ class Reuse:
         self, place: Place, tables: Sequence[PageTable], tokens: Sequence[int], count: int
     ) -> None:
         first, size = place.node.end, self.prefix.page_size
-        page_bytes = size * TOKEN_BYTES
-        end = (first + count) * page_bytes
-        if end <= len(place.prompt):
-            data = place.prompt[first * page_bytes : end]
-        else:
-            data = token_bytes(tokens[first * size : (first + count) * size])
+        data = place.token_bytes(tokens, first * size, (first + count) * size)
         columns = [_pages_of(tables[g], first, count) for g, _ in self.prefix.token_groups]
         while data:
             node = self.prefix.follow(place.node, data, columns)
@@ -199,10 +199,8 @@ class Reuse:
     def _publish_states(
         self, place: Place, tables: Sequence[PageTable], tokens: Sequence[int], num_tokens: int
     ) -> None:
-        due = [position for position in place.exports if position <= num_tokens]
-        due.sort()
-        for position, node in zip(due, self._nodes_before(place.node, due), strict=True):
-            export = place.exports[position]
+        for position in sorted(p for p in place.exports if p <= num_tokens):
+            export = place.exports.pop(position)
             if position == num_tokens:  # the step ended here, so it is the sequence's own state
                 own = [(g, tables[g].physical_ids) for g in self._states]
                 self._pool.copy(
@@ -210,10 +208,9 @@ class Reuse:
                     for g, sources in own
                     for source, target in zip(sources, export.pages[g], strict=True)
                 )
-            self._leave(place, node, tables, tokens, position, export.pages, export.rank)
-        exported = [place.exports.pop(position) for position in due]
-        for g in self._states:
-            self._pool.release(g, [page for export in exported for page in export.pages[g]])
+            self._leave(place, tables, tokens, position, export.pages, export.rank)
+            for g, pages in export.pages.items():
+                self._pool.release(g, pages)
 
     def _share_twins(
         self, table: PageTable, group: int, first: int, there: Column, own: Column
@@ -245,8 +242,7 @@ class Reuse:
         if not self._states:
             return
         states = {g: list(tables[g].physical_ids) for g in self._states}
-        node = self.prefix.node_before(place.node, num_tokens // self.prefix.page_size)
-        self._leave(place, node, tables, tokens, num_tokens, states, USEFUL)
+        self._leave(place, tables, tokens, num_tokens, states, USEFUL)
         self._supersede(place, num_tokens)
 
     def keep_states(
@@ -267,13 +263,15 @@ class Reuse:
 
     def end(self, place: Place) -> None:
         """Takes a sequence out of the cache; its pages have been released."""
-        self._forget_initial(place)
+        if place.initial is not None:
+            self._forget_initial(place)
         self.rest(place)
         self.prefix.end(place.node)
 
     def rest(self, place: Place) -> None:
         """Lets nobody wait for a sequence that computes nothing for now."""
-        self._arrive(place)
+        if place.missing is not None:
+            self._arrive(place, place.missing)
         self.forget_exports(place)
 
     def forget_exports(self, place: Place) -> None:
@@ -285,40 +283,36 @@ class Reuse:
 
     def held_by(self, place: Place) -> list[tuple[int, list[PhysicalId]]]:
         """Pages by group of the states that a sequence starts from, and of those to be left."""
-        held = [] if place.initial is None else self.prefix.pages_of(place.initial)
+        held = [] if place.initial is None else [*place.initial.pages.items()]
         return held + [pages for one in place.exports.values() for pages in one.pages.items()]
 
-    def pages_for(self, exports: Exports) -> list[int]:
-        """Pages of each group for the states at all these positions, as far as they may be kept."""
-        count, most = len(exports.wanted) + len(exports.regular), self.prefix.most_checkpoints
-        if most is not None and count > most:
-            count = 0
-        return [count * parts for parts in self._parts_of_group]
+    def with_exports(self, counts: Sequence[int], number: int) -> list[int] | None:
+        """`counts` pages of each group, and those for the states at so many positions.
 
-    def export(
-        self, place: Place, exports: Exports, pages: list[list[PhysicalId]] | None = None
-    ) -> None:
+        None: there are no such, or they are more than may be kept.
+        """
+        most = self.prefix.most_checkpoints
+        if not (number and self._states) or (most is not None and number > most):
+            return None
+        return [n + number * parts for n, parts in zip(counts, self._parts_of_group, strict=True)]
+
+    def export(self, place: Place, exports: Exports, pages: PagesOfGroups | None = None) -> None:
         """Takes pages for the states at these positions, which next steps leave in the cache.
 
-        As many as there are. With `pages` those of all positions have been allocated.
+        As many as there are. With `pages` those of all that are wanted have been allocated.
         """
         if pages is not None:
             self._hold(place, exports.wanted, USEFUL, pages)
-            self._hold(place, exports.regular, SUPERSEDED, pages, len(exports.wanted))
-        elif self.has_states:
+        elif exports.wanted and self._states:
             self.reserve(place, exports.wanted, rank=USEFUL, only_idle=False)
+        if exports.regular and self._states:
             self.reserve(place, exports.regular, rank=SUPERSEDED, only_idle=True)
 
     def _hold(
-        self,
-        place: Place,
-        positions: Sequence[int],
-        rank: int,
-        pages: list[list[PhysicalId]],
-        first: int = 0,
+        self, place: Place, positions: Sequence[int], rank: int, pages: PagesOfGroups
     ) -> None:
         """Notes the positions' pages: in each group those of the first one, and so on."""
-        for index, position in enumerate(positions, first):
+        for index, position in enumerate(positions):
             assert position not in place.exports, position
             own = {g: pages[g][index * parts : (index + 1) * parts] for g, parts in self._parts}
             place.exports[position] = Export(own, rank)
@@ -330,7 +324,7 @@ class Reuse:
 
         With `only_idle` nothing else is dropped for them.
         """
-        if not positions:
+        if only_idle and not self._pool.allocator.are_free(self._parts_of_group):
             return
         most = self.prefix.most_checkpoints
         wanted = [p for p in dict.fromkeys(positions) if p not in place.exports]
@@ -338,62 +332,48 @@ class Reuse:
             wanted = wanted[: max(0, most - len(place.exports))]
         while wanted:
             counts = [len(wanted) * parts for parts in self._parts_of_group]
-            try:
-                pages = self._pool.allocate(counts)
-            except OutOfPages:
-                if only_idle or not self._pool.can_allocate(counts):
-                    wanted.pop()
-                else:
-                    self.prefix.make_room(counts)
-                continue
-            self._hold(place, wanted, rank, pages)
-            return
-
-    def _nodes_before(self, node: Node, positions: Sequence[int]) -> list[Node]:
-        """For each of these positions in order, the last node up to there on the way to a node."""
-        nodes: list[Node] = []
-        for position in reversed(positions):
-            node = self.prefix.node_before(node, position // self.prefix.page_size)
-            nodes.append(node)
-        return nodes[::-1]
+            pages = self._pool.try_allocate(counts)
+            if pages is not None:
+                self._hold(place, wanted, rank, dict(enumerate(pages)))
+                return
+            if only_idle or not self._pool.can_allocate(counts):
+                wanted.pop()
+            else:
+                self.prefix.make_room(counts)
 
     def _leave(
         self,
         place: Place,
-        node: Node,
         tables: Sequence[PageTable],
         tokens: Sequence[int],
         position: int,
-        states: StateCopies,
+        states: PagesOfGroups,
         rank: int,
     ) -> None:
-        size = self.prefix.page_size
-        if node.length + size <= position:
+        page = position // self.prefix.page_size
+        node = self.prefix.node_before(place.node, page)
+        if node.end < page:
             return  # not published so far: nothing would find it
-        tail = token_bytes(tokens[node.length : position]) if node.length < position else b""
-        groups = self.prefix.token_groups
-        partial = [_page_at(tables[g], position // size) if tail else None for g, _ in groups]
-        checkpoint = self.prefix.add_checkpoint(node, tail, states, partial, rank)
+        tail = place.token_bytes(tokens, node.length, position)
+        pages = states.copy()
+        for g, _ in self.prefix.token_groups if tail else ():
+            place_in_table = page - tables[g].num_released
+            if 0 <= place_in_table < len(tables[g]):
+                pages[g] = [tables[g].physical_ids[place_in_table]]
+        checkpoint = self.prefix.add_checkpoint(node, tail, pages, rank)
         if checkpoint is not None:
             place.earlier.append(checkpoint)
 
     def _forget_initial(self, place: Place) -> None:
-        if place.initial is not None:
-            for g, pages in self.prefix.pages_of(place.initial):
-                self._pool.release(g, pages)
-            self.prefix.unpin(place.initial)
-            place.initial = None
+        assert place.initial is not None
+        for g, pages in place.initial.pages.items():
+            self._pool.release(g, pages)
+        self.prefix.unpin(place.initial)
+        place.initial = None
 
-    def _arrive(self, place: Place) -> None:
-        if place.missing is not None:
-            self._in_flight.discard(place.missing)
-            place.missing = None
-
-
-def _page_at(table: PageTable, index: int) -> PhysicalId | None:
-    """The page of that number in token order, if the sequence still has it."""
-    place, pages = index - table.num_released, table.physical_ids
-    return pages[place] if 0 <= place < len(pages) else None
+    def _arrive(self, place: Place, missing: Missing) -> None:
+        self._in_flight.discard(missing)
+        place.missing = None
 
 
 def _pages_of(table: PageTable, first: int, count: int) -> Column:

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 from hybridrt.cache.page_table import PageTable, PhysicalId
 from hybridrt.cache.plan import UNENDING, GroupPlan
-from hybridrt.cache.reuse import Place, StateCopies
+from hybridrt.cache.prefix_tree import PagesOfGroups
+from hybridrt.cache.reuse import Place
 
 
 @dataclass(slots=True)
@@ -24,7 +25,7 @@ class Entry:
     next_release: int = UNENDING
     next_event: int = 0
     place: Place | None = None
-    taps: dict[int, StateCopies] = field(default_factory=dict)
+    taps: dict[int, PagesOfGroups] = field(default_factory=dict)
 
     def measure(self, groups: Sequence[GroupPlan]) -> None:
         """Notes how far the pages reach, so that nobody has to count them at every token."""

@@ -6,7 +6,8 @@ from hybridrt.cache.finder import Match
 from hybridrt.cache.page_table import PageTable, PhysicalId
 from hybridrt.cache.pool import PageCopy, Pool
 from hybridrt.cache.prefix import PrefixCache
-from hybridrt.cache.reuse import NO_EXPORTS, Exports, Reuse, StateCopies
+from hybridrt.cache.prefix_tree import PagesOfGroups
+from hybridrt.cache.reuse import NO_EXPORTS, Exports, Reuse
 from hybridrt.cache.sequence_entry import Entry, missing_pages
 from hybridrt.cache.slabs import OutOfPages
 
@@ -134,7 +135,7 @@ class SequencePages:
     ) -> Entry:
         missing = self._missing_behind(match, num_tokens, stop)
         if not match.position:
-            fresh, exported = self._allocate_beside(missing, reuse, exports)
+            fresh, exported = self._allocate_beside(missing, reuse, exports.wanted)
             place = reuse.begin(match, salt)
             reuse.export(place, exports, exported)
             return Entry(self._tables(fresh), place=place)
@@ -142,7 +143,7 @@ class SequencePages:
         place = reuse.begin(match, salt)
         fresh: list[list[PhysicalId]] = [[] for _ in self._groups]
         try:
-            fresh, exported = self._allocate_beside(missing, reuse, exports)
+            fresh, exported = self._allocate_beside(missing, reuse, exports.wanted)
             reuse.export(place, exports, exported)
             reuse.take_partial(place, fresh)
         except BaseException:
@@ -169,29 +170,28 @@ class SequencePages:
 
     def _allocate(self, counts: Sequence[int]) -> list[list[PhysicalId]]:
         """Free pages, and where there are too few those that the prefix cache can do without."""
-        try:
-            return self._pool.allocate(counts)
-        except OutOfPages:
-            if self.prefix is None or not self._pool.can_allocate(counts):
-                raise
-        self.prefix.make_room(counts)
-        return self._pool.allocate(counts)
+        pages = self._try_allocate(counts)
+        return self._pool.allocate(counts) if pages is None else pages
+
+    def _try_allocate(self, counts: Sequence[int]) -> list[list[PhysicalId]] | None:
+        pages = self._pool.try_allocate(counts)
+        if pages is None and self.prefix is not None and self._pool.can_allocate(counts):
+            self.prefix.make_room(counts)
+            pages = self._pool.try_allocate(counts)
+        return pages
 
     def _allocate_beside(
-        self, counts: Sequence[int], reuse: Reuse, exports: Exports
-    ) -> tuple[list[list[PhysicalId]], list[list[PhysicalId]] | None]:
-        """Pages of a sequence, and of all its exports if both can be had at once; else None."""
-        apart = reuse.pages_for(exports)
-        if not any(apart):
+        self, counts: Sequence[int], reuse: Reuse, wanted: Sequence[int]
+    ) -> tuple[list[list[PhysicalId]], PagesOfGroups | None]:
+        """Pages of a sequence, and of all exports that are wanted if both can be had; else None."""
+        together = reuse.with_exports(counts, len(wanted))
+        pages = None if together is None else self._try_allocate(together)
+        if pages is None:
             return self._allocate(counts), None
-        together = [n + more for n, more in zip(counts, apart, strict=True)]
-        try:
-            # For regular ones nothing is dropped.
-            both = (self._pool.allocate if exports.regular else self._allocate)(together)
-        except OutOfPages:
-            return self._allocate(counts), None
-        fresh = [pages[:n] for pages, n in zip(both, counts, strict=True)]
-        return fresh, [pages[n:] for pages, n in zip(both, counts, strict=True)]
+        exported = {g: pages[g][counts[g] :] for g, _ in reuse.prefix.state_groups}
+        for g in exported:
+            del pages[g][counts[g] :]
+        return pages, exported
 
     def reserve_exports(self, sequence: str, exports: Exports) -> None:
         """Takes pages for more states that next steps leave in the cache; see `admit`."""
@@ -210,7 +210,7 @@ class SequencePages:
             self._settle(name, self._entries[name])
         return bool(found)
 
-    def exports(self, sequence: str, start: int, stop: int) -> list[tuple[int, StateCopies]]:
+    def exports(self, sequence: str, start: int, stop: int) -> list[tuple[int, PagesOfGroups]]:
         """The positions in `start` to `stop` whose states are to be left, and in which pages."""
         entry = self._entries[sequence]
         inside = {p: pages for p, pages in entry.taps.items() if start < p < stop}
@@ -246,10 +246,10 @@ class SequencePages:
                 self._pool.release(g, pages)
         entry.taps.clear()
 
-    def initial_states(self, sequence: str) -> StateCopies | None:
-        """The pages of the states that the next step starts from; None: the sequence's own."""
+    def initial_states(self, sequence: str) -> PagesOfGroups | None:
+        """The checkpoint's pages that the next step starts from; None: the sequence's own."""
         place = self._entries[sequence].place
-        return None if place is None or place.initial is None else place.initial.states
+        return None if place is None or place.initial is None else place.initial.pages
 
     def held_apart(self, sequence: str) -> list[tuple[int, list[PhysicalId]]]:
         """Pages by group that a sequence holds beside those in its tables, until its next steps.

@@ -11,7 +11,7 @@ them lets go: it is cached, and whoever needs its room may drop it.
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from hybridrt.cache.page_table import PhysicalId
 
@@ -31,7 +31,8 @@ class _Group:
         self.is_taken = bytearray(num_slabs * pages_per_slab)  # 1: in use or cached
         self.num_free = 0
         self.holders: dict[PhysicalId, int] = {}  # of pages in use, and 0 for cached ones
-        self.kept: dict[PhysicalId, int] = {}  # how many keep it
+        self.kept: set[PhysicalId] = set()
+        self.kept_again: dict[PhysicalId, int] = {}  # how many more keep it, if any do
         self.in_use: dict[int, int] = {}  # slab -> its pages in use, if there are any
         self.num_in_use = 0
         self._free_pages: dict[int, list[int]] = {}  # slab -> its free pages
@@ -209,15 +210,9 @@ class SlabAllocator:
                 slabs -= -(-missing // group.pages_per_slab)
         return slabs >= 0
 
-    def shortage(self, counts: Sequence[int]) -> list[int]:
-        """Groups for whose `counts` pages cached ones have to be dropped first, if there are any.
-
-        Those that lack pages, when there aren't slabs enough for all of them.
-        """
-        missing = self._slabs_missing(counts)
-        if sum(missing) <= len(self._free_slabs):
-            return []
-        return [g for g, slabs in enumerate(missing) if slabs]
+    def are_free(self, counts: Sequence[int]) -> bool:
+        """Whether there are `counts[g]` pages of each group g without dropping cached ones."""
+        return sum(self._slabs_missing(counts)) <= len(self._free_slabs)
 
     def allocate(self, counts: Sequence[int]) -> list[list[PhysicalId]]:
         """Takes `counts[g]` free pages of every group g, or raises and takes none.
@@ -225,38 +220,51 @@ class SlabAllocator:
         Raises:
             OutOfPages: there are not that many free pages.
         """
-        missing = self._slabs_missing(counts)
-        if sum(missing) > len(self._free_slabs):
+        taken = self.try_allocate(counts)
+        if taken is None:
             raise OutOfPages(
-                f"{list(counts)} pages need {sum(missing)} more slabs; "
+                f"{list(counts)} pages need {sum(self._slabs_missing(counts))} more slabs; "
                 f"{len(self._free_slabs)} of {self.num_slabs} are free"
             )
+        return taken
+
+    def try_allocate(self, counts: Sequence[int]) -> list[list[PhysicalId]] | None:
+        """Takes `counts[g]` free pages of every group g. None: there are not that many."""
+        missing = self._slabs_missing(counts)
+        if sum(missing) > len(self._free_slabs):
+            return None
         taken: list[list[PhysicalId]] = [[] for _ in self._groups]
         for g, count in enumerate(counts):
             if count:
                 taken[g] = self._take(g, count, missing[g])
         return taken
 
-    def keep(self, group: int, pages: Iterable[PhysicalId]) -> None:
+    def keep(self, group: int, pages: Collection[PhysicalId]) -> None:
         """Lets pages in use stay as they are when the last holder lets go, until dropped.
 
         Several may keep a page; as many have to drop it.
         """
         kept = self._groups[group].kept
-        for page in pages:
-            kept[page] = kept.get(page, 0) + 1
+        if not kept.isdisjoint(pages):
+            again = self._groups[group].kept_again
+            again.update((page, again.get(page, 0) + 1) for page in kept.intersection(pages))
+        kept.update(pages)
 
     def drop(self, group: int, pages: Iterable[PhysicalId]) -> list[PhysicalId]:
         """Keeps each of these pages no longer. Returns those that are free now."""
-        kept, holders = self._groups[group].kept, self._groups[group].holders
+        kept, kept_again = self._groups[group].kept, self._groups[group].kept_again
+        holders = self._groups[group].holders
         freed: list[PhysicalId] = []
         for page in pages:
-            kept[page] -= 1
-            if not kept[page]:
-                del kept[page]
-                if not holders[page]:
-                    self._free(group, page)
-                    freed.append(page)
+            if page in kept_again:
+                kept_again[page] -= 1
+                if not kept_again[page]:
+                    del kept_again[page]
+                continue
+            kept.remove(page)
+            if not holders[page]:
+                self._free(group, page)
+                freed.append(page)
         return freed
 
     def retain(self, group: int, pages: Iterable[PhysicalId]) -> None:

@@ -313,10 +313,10 @@ class Scheduler:
         if start < match.matched < end:
             wanted.append(match.matched)
         places = range(start // step * step + step, end, step)
+        if not places:
+            return Exports(wanted)
         regular = [place for place in reversed(places) if place != match.matched]
-        if interval is not None:
-            wanted, regular = [*wanted, *regular], []
-        return Exports(wanted, regular)
+        return Exports(wanted, regular) if interval is None else Exports([*wanted, *regular])
 
     def _next_row(self, sequence: Sequence, budget: int) -> Row:
         start, stop = sequence.num_computed, len(sequence.token_ids)

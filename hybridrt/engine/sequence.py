@@ -68,6 +68,8 @@ class Sequence:
     @property
     def token_data(self) -> bytes:
         """All tokens as the prefix cache compares them, which may ask for them at every step."""
+        if len(self.token_ids) == self.num_prompt_tokens:
+            return self._prompt_data
         return self._prompt_data + token_bytes(self.output_token_ids)
 
     @property

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from hybridrt.cache.reuse import StateCopies
+from hybridrt.cache.prefix_tree import PagesOfGroups
 from hybridrt.cache.sequence_pages import SequencePages
 from hybridrt.engine.scheduler import Row
 
@@ -30,8 +30,8 @@ class CutRows:
     starts: Int64[np.ndarray, " pieces"]
     stops: Int64[np.ndarray, " pieces"]
     follows: Bool[np.ndarray, " pieces"]
-    reads: Mapping[int, StateCopies]
-    writes: Mapping[int, StateCopies]
+    reads: Mapping[int, PagesOfGroups]
+    writes: Mapping[int, PagesOfGroups]
 
     @property
     def num_decodes(self) -> int:
@@ -59,8 +59,8 @@ def cut_rows(
     """All rows in pieces. None: each is one piece, from its own state to its own."""
     num_pieces = np.ones(len(rows), np.int64)
     cuts: list[int] = []  # positions at which a piece ends and the next begins
-    reads: dict[int, StateCopies] = {}
-    writes: dict[int, StateCopies] = {}
+    reads: dict[int, PagesOfGroups] = {}
+    writes: dict[int, PagesOfGroups] = {}
     for index in _unsettled(rows, pages):
         sequence, start, stop = rows[index]
         initial = pages.initial_states(sequence.sequence_id)

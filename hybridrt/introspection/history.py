@@ -100,7 +100,7 @@ def _checkpoint(access: Access, plan: LayerPlan, position: int) -> LayerCache | 
     group = [group.name for group in engine.plan.groups].index(plan.group)
     for checkpoint in engine.pages.prefix.checkpoints(access.held.token_ids, _tree(access)):
         if checkpoint.position == position:
-            page = checkpoint.states[group][plan.part]
+            page = checkpoint.pages[group][plan.part]
             return StateCache(layer, plan, engine.pool, page)
     return None
 

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
-from hybridrt.cache.reuse import StateCopies
+from hybridrt.cache.prefix_tree import PagesOfGroups
 from hybridrt.engine.engine import Engine
 from hybridrt.engine.held import Held
 from hybridrt.engine.read_cache import read_tokens
@@ -114,7 +114,7 @@ class TraceRecorder:
         finally:
             self._writer.write_index()
 
-    def _pages_at(self, row: TracedRow) -> list[StateCopies]:
+    def _pages_at(self, row: TracedRow) -> list[PagesOfGroups]:
         """Where the states at the row's positions are: its last one in the sequence's own pages."""
         if not self._state_layers:
             return [{} for _ in row.positions]
@@ -122,7 +122,7 @@ class TraceRecorder:
         inside = dict(self._engine.pages.exports(self.sequence_id, start, end))
         return [self._own_pages() if p == end else inside[p] for p in row.positions]
 
-    def _own_pages(self) -> StateCopies:
+    def _own_pages(self) -> PagesOfGroups:
         tables = self._engine.pages.tables(self.sequence_id)
         groups = enumerate(self._engine.plan.groups)
         return {g: [*tables[g].physical_ids] for g, group in groups if group.page_size is None}

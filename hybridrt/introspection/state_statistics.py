@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hybridrt.cache.plan import LayerPlan
 from hybridrt.cache.pool import Pool
-from hybridrt.cache.reuse import StateCopies
+from hybridrt.cache.prefix_tree import PagesOfGroups
 from hybridrt.introspection.call_statistics import Found
 from hybridrt.introspection.statistics import (
     by_head,
@@ -61,12 +61,12 @@ class StateLayer:
         """Whether its memory is a matrix, or one for each head."""
         return self.views[self.memory].dim() >= 3
 
-    def read(self, pages: StateCopies) -> dict[str, Tensor]:
+    def read(self, pages: PagesOfGroups) -> dict[str, Tensor]:
         """Views of the states in these pages."""
         page = pages[self.group][self.part]
         return {name: view[page] for name, view in self.views.items()}
 
-    def heads(self, pages: StateCopies) -> Float[Tensor, " heads *rest"]:
+    def heads(self, pages: PagesOfGroups) -> Float[Tensor, " heads *rest"]:
         """The memory in these pages by head, a view; what is no memory is one head's."""
         state = self.views[self.memory][pages[self.group][self.part]]
         return by_head(state, self.num_heads) if self.is_memory else state[None]
@@ -80,7 +80,7 @@ class StateStatistics:
         self._wants_norms = bool(names & {"state_norm", "saturation"})
         self._last: dict[int, tuple[Tensor, Tensor]] = {}  # a layer's heads, and their norms
 
-    def begin(self, pages: StateCopies | None) -> None:
+    def begin(self, pages: PagesOfGroups | None) -> None:
         """Says where the states before the first position are; None: there are none."""
         for index, layer in self._layers.items() if "saturation" in self._names else ():
             if pages is None:
@@ -91,7 +91,7 @@ class StateStatistics:
             self._last[index] = heads[None], norms(heads[None])
 
     def _norms(
-        self, index: int, layer: StateLayer, pages: Sequence[StateCopies]
+        self, index: int, layer: StateLayer, pages: Sequence[PagesOfGroups]
     ) -> tuple[Float32[Tensor, "positions heads"], Float32[Tensor, "positions heads"]]:
         """Norms and saturations of a layer's memory at some positions; zeros if not wanted."""
         states = torch.stack([layer.heads(one) for one in pages])
@@ -104,7 +104,7 @@ class StateStatistics:
         self._last[index] = states[-1:].clone(), sizes[-1:]
         return sizes, saturation(changes, torch.cat([size, sizes[:-1]]), sizes)
 
-    def of(self, pages: Sequence[StateCopies]) -> Found:
+    def of(self, pages: Sequence[PagesOfGroups]) -> Found:
         """At the next positions, whose states are in these pages."""
         found: Found = {}
         for index, layer in self._layers.items() if self._wants_norms else ():
@@ -121,7 +121,7 @@ class StateStatistics:
             self._add_ranks(pages, found)
         return found
 
-    def _add_ranks(self, pages: Sequence[StateCopies], found: Found) -> None:
+    def _add_ranks(self, pages: Sequence[PagesOfGroups], found: Found) -> None:
         """Of all layers together, with as few calls as there are sizes of matrices."""
         parts: defaultdict[int, list[Tensor]] = defaultdict(list)
         for start in range(0, len(pages), AT_ONCE):

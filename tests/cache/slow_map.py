@@ -27,11 +27,8 @@ def holders_of(pages: SequencePages) -> Holders:
                 for page in exported:
                     holders[g, page].add(name)
         if place.initial is not None and pages.prefix is not None:
-            for g, kept in place.initial.states.items():
+            for g, kept in place.initial.pages.items():
                 for page in kept:
-                    holders[g, page].add(name)
-            for (g, _), page in zip(pages.prefix.token_groups, place.initial.partial, strict=True):
-                if place.initial.tail and page is not None:
                     holders[g, page].add(name)
     return holders
 

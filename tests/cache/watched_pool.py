@@ -19,9 +19,9 @@ class WatchedPool(Pool):
         self._held = np.zeros(len(self.flat), bool)
         self._if_free = np.zeros(len(self.flat), np.uint8)
 
-    def allocate(self, counts: Sequence[int]) -> list[list[PhysicalId]]:
-        pages = super().allocate(counts)
-        for g, fresh in enumerate(pages):
+    def try_allocate(self, counts: Sequence[int]) -> list[list[PhysicalId]] | None:
+        pages = super().try_allocate(counts)
+        for g, fresh in enumerate(pages or ()):
             for page in fresh:
                 span = self.span(g, page)
                 assert not self._held[span].any(), "a page has bytes of another"

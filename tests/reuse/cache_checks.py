@@ -47,11 +47,8 @@ def pages_of_node(prefix: PrefixCache, node: Node) -> Iterator[Page]:
 
 
 def pages_of_checkpoint(prefix: PrefixCache, checkpoint: Checkpoint) -> Iterator[Page]:
-    for g, pages in checkpoint.states.items():
+    for g, pages in checkpoint.pages.items():
         for page in pages:
-            yield g, page
-    for (g, _), page in zip(prefix.token_groups, checkpoint.partial, strict=True):
-        if page is not None:
             yield g, page
 
 
@@ -119,7 +116,9 @@ def assert_pages_are_counted(pages: SequencePages) -> None:
     held = holders(pages)
     for g, group in enumerate(pages._pool.plan.groups):
         own = allocator._groups[g]
-        assert own.kept == {page: n for (of, page), n in kept.items() if of == g}
+        counts = {page: n for (of, page), n in kept.items() if of == g}
+        assert own.kept == counts.keys()
+        assert own.kept_again == {page: n - 1 for page, n in counts.items() if n > 1}
         assert {page: n for page, n in own.holders.items() if n} == {
             page: n for (of, page), n in held.items() if of == g
         }
@@ -139,7 +138,7 @@ def holders(pages: SequencePages) -> Counter[Page]:
             held.update((g, page) for page in table.physical_ids)
     for place in places(pages):
         states = [export.pages for export in place.exports.values()]
-        states += [place.initial.states] if place.initial is not None else []
+        states += [place.initial.pages] if place.initial is not None else []
         for copies in states:
             for g, own in copies.items():
                 held.update((g, page) for page in own)
@@ -182,7 +181,8 @@ def assert_contents_are_right(reader: PageReader) -> None:
             tail = np.frombuffer(checkpoint.tail, np.int32).tolist()
             history = History([*tokens, *tail], reader.layers)
             if tail:
-                _assert_tokens(reader, history.token_ids, node.length, checkpoint.partial)
+                partial = [checkpoint.pages.get(g, [None])[0] for g, _ in prefix.token_groups]
+                _assert_tokens(reader, history.token_ids, node.length, partial)
             _assert_states(reader, history, checkpoint)
 
 
@@ -190,8 +190,8 @@ def _assert_states(reader: PageReader, history: History, checkpoint: Checkpoint)
     names = [group.name for group in reader.pool.plan.groups]
     for row in reader.model.rows:
         g = names.index(row.group)
-        if g in checkpoint.states:
-            state = reader.model.read_state(row.index, checkpoint.states[g][row.part])
+        if g in checkpoint.pages:
+            state = reader.model.read_state(row.index, checkpoint.pages[g][row.part])
             assert state == history.state(row.index, checkpoint.position)
 
 
