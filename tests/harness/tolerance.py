@@ -36,6 +36,11 @@ def assert_right(actual: Tensor, definition: Callable[..., Tensor], *inputs: Ten
         assert_close(actual, exact)
         return
     coarse = definition(*(part.to(actual.dtype) for part in inputs))
+    assert_twice_at_most(actual, coarse, exact)
+
+
+def assert_twice_at_most(actual: Tensor, coarse: Tensor, exact: Tensor) -> None:
+    """`actual` errs at most twice as far as `coarse`, which is honest work in the same dtype."""
     # NaN fails: it isn't less than anything.
     assert rms(actual - exact) <= 2 * rms(coarse - exact)
     assert (actual - exact).abs().max() <= 2 * (coarse - exact).abs().max()

@@ -71,6 +71,13 @@ def halves(address, count):  # pragma: no cover
 
 @inlined
 @no_type_check
+def words(address, count):  # pragma: no cover
+    """The `count` pairs of bfloat16 numbers at an address, as uint32."""
+    return numba.carray(_pointer(address), (count,), np.uint32)
+
+
+@inlined
+@no_type_check
 def singles(address, count):  # pragma: no cover
     """The `count` float32 numbers at an address."""
     return numba.carray(_pointer(address), (count,), np.float32)

@@ -1,7 +1,4 @@
-"""mla_attention in numba: decode rows read latents where they stand, without a copy.
-
-For chunks of a prefill torch's products of matrices take less time.
-"""
+"""mla_attention in numba: decode rows read latents where they stand, without a copy."""
 
 import numba
 import numpy as np
@@ -11,6 +8,7 @@ from torch import Tensor
 
 from hybridrt.batch import Rows, TokenPages
 from hybridrt.kernels.cpu.attend import Sizes, attend
+from hybridrt.kernels.cpu.causal_attention import causal_attention
 from hybridrt.kernels.cpu.flat import is_readable, kept_bits
 from hybridrt.kernels.cpu.mla_project import absorb, expand_values
 from hybridrt.kernels.reference import mla_attention as reference
@@ -32,20 +30,21 @@ def mla_attention(
     window: int | None = None,
     chunked: bool = False,
 ) -> Float[Tensor, "tokens heads v_dim"]:
-    """See `hybridrt.kernels.mla_attention`. Quantised latents are left to the reference."""
+    """See `hybridrt.kernels.mla_attention`. What is quantised, decode rows leave to it."""
     n = batch.num_decodes
     readable = all(is_readable(part) for part in (c_kv, k_pe, w_uk, w_uv))
-    if n == 0 or c_kv_scale is not None or c_kv.dtype != k_pe.dtype or not readable:
-        args = (q_nope, q_pe, c_kv, k_pe, w_uk, w_uv, pages, batch, scale, c_kv_scale)
-        return reference.mla_attention(*args, window, chunked)
     out = q_nope.new_empty(*q_nope.shape[:2], w_uv.shape[1])
-    reach = Reach(window, chunked)
-    q = absorb(q_nope[:n], q_pe[:n], w_uk)
-    expand_values(_decode(q, c_kv, k_pe, pages, batch, scale, reach), w_uv, out[:n])
+    reach, softmax = Reach(window, chunked), Softmax(scale)
+    latents = reference.Latents(c_kv, k_pe, c_kv_scale)
+    if n and readable and c_kv_scale is None and c_kv.dtype == k_pe.dtype:
+        q = absorb(q_nope[:n], q_pe[:n], w_uk)
+        expand_values(_decode(q, c_kv, k_pe, pages, batch, scale, reach), w_uv, out[:n])
+    elif n:
+        queries = q_nope[:n], q_pe[:n]
+        out[:n] = reference.decode(*queries, latents, w_uk, w_uv, pages, batch, softmax, reach)
     if n < len(out):
-        latents, softmax = reference.Latents(c_kv, k_pe, None), Softmax(scale)
-        weights = (w_uk, w_uv)
-        reference.attend_rows(q_nope, q_pe, latents, *weights, pages, batch, softmax, reach, out)
+        of_rows = latents, w_uk, w_uv, pages, batch, softmax, reach, out
+        reference.attend_rows(q_nope, q_pe, *of_rows, causal_attention)
     return out
 
 

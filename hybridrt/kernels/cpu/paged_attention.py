@@ -1,7 +1,4 @@
-"""paged_attention in numba: decode rows read keys and values where they stand, without a copy.
-
-For chunks of a prefill torch's products of matrices take less time.
-"""
+"""paged_attention in numba: decode rows read keys and values where they stand, without a copy."""
 
 import numba
 import numpy as np
@@ -11,6 +8,7 @@ from torch import Tensor
 
 from hybridrt.batch import Rows, TokenPages
 from hybridrt.kernels.cpu.attend import Sizes, attend
+from hybridrt.kernels.cpu.causal_attention import causal_attention
 from hybridrt.kernels.cpu.flat import is_readable, kept_bits
 from hybridrt.kernels.reference import paged_attention as reference
 from hybridrt.kernels.reference.gather import Reach
@@ -31,20 +29,21 @@ def paged_attention(
     k_scale: Float32[Tensor, "..."] | None = None,
     v_scale: Float32[Tensor, "..."] | None = None,
 ) -> Float[Tensor, "tokens heads head_dim_v"]:
-    """See `hybridrt.kernels.paged_attention`. Quantised caches are left to the reference."""
+    """See `hybridrt.kernels.paged_attention`. What is quantised, decode rows leave to it."""
     n = batch.num_decodes
-    softmax = Softmax(scale, sinks, softcap)
-    if n == 0 or k_scale is not None or not (is_readable(k) and is_readable(v)):
-        args = (q, k, v, pages, batch, scale, window, chunked, sinks, softcap, k_scale, v_scale)
-        return reference.paged_attention(*args)
-    reach = Reach(window, chunked)
-    decoded = _decode(q[:n], k, v, pages, batch, softmax, reach).to(q.dtype)
-    if n == len(q):
-        return decoded
+    softmax, reach = Softmax(scale, sinks, softcap), Reach(window, chunked)
+    decoded: Tensor | None = None
+    if n and k_scale is None and is_readable(k) and is_readable(v):
+        decoded = _decode(q[:n], k, v, pages, batch, softmax, reach).to(q.dtype)
+        if n == len(q):
+            return decoded
+    cache = reference.PagedKV(k, v, k_scale, v_scale)
+    if n and decoded is None:
+        decoded = reference.attend_decodes(q[:n], cache, pages, batch, softmax, reach)
     out = q.new_empty(*q.shape[:2], v.shape[-1])
-    out[:n] = decoded
-    cache = reference.PagedKV(k, v, None, None)
-    reference.attend_chunks(q, cache, pages, batch, softmax, reach, out)
+    if decoded is not None:
+        out[:n] = decoded
+    reference.attend_chunks(q, cache, pages, batch, softmax, reach, out, causal_attention)
     return out
 
 

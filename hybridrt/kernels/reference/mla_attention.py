@@ -17,7 +17,12 @@ from hybridrt.kernels.reference.gather import (
     gather_rows,
 )
 from hybridrt.kernels.reference.quantise import dequantise_groups
-from hybridrt.kernels.reference.softmax_attention import Softmax, attend_once, causal_attention
+from hybridrt.kernels.reference.softmax_attention import (
+    CausalAttention,
+    Softmax,
+    attend_once,
+    causal_attention,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +64,26 @@ def mla_attention(
     out = q_nope.new_empty(q_nope.shape[0], q_nope.shape[1], w_uv.shape[1])
     n = batch.num_decodes
     if n:
-        q = absorb(q_nope[:n], q_pe[:n], w_uk)
-        found = decode_latents(q, latents, pages, batch, softmax, reach)
-        out[:n] = expand_values(found, w_uv)
+        queries = q_nope[:n], q_pe[:n]
+        out[:n] = decode(*queries, latents, w_uk, w_uv, pages, batch, softmax, reach)
     attend_rows(q_nope, q_pe, latents, w_uk, w_uv, pages, batch, softmax, reach, out)
     return out
+
+
+def decode(
+    q_nope: Float[Tensor, "rows heads nope_dim"],
+    q_pe: Float[Tensor, "rows heads rope_dim"],
+    latents: Latents,
+    w_uk: Float[Tensor, "heads nope_dim rank"],
+    w_uv: Float[Tensor, "heads v_dim rank"],
+    pages: TokenPages,
+    batch: Rows,
+    softmax: Softmax,
+    reach: Reach = EVERYTHING,
+) -> Float[Tensor, "rows heads v_dim"]:
+    """The decode rows of a batch, in the form that compares queries with latents."""
+    q = absorb(q_nope, q_pe, w_uk)
+    return expand_values(decode_latents(q, latents, pages, batch, softmax, reach), w_uv)
 
 
 def attend_rows(
@@ -77,6 +97,7 @@ def attend_rows(
     softmax: Softmax,
     reach: Reach,
     out: Float[Tensor, "tokens heads v_dim"],
+    attend: CausalAttention = causal_attention,
 ) -> None:
     """Fills `out` behind the decode rows: what prefill rows attend to, and zeros for padding."""
     stop = batch.num_decodes
@@ -84,7 +105,8 @@ def attend_rows(
         stop = row.stop
         tokens = slice(row.start, stop)
         queries = q_nope[tokens], q_pe[tokens]
-        out[tokens] = attend_row(*queries, latents, w_uk, w_uv, pages, row, softmax, reach)
+        weights = w_uk, w_uv
+        out[tokens] = attend_row(*queries, latents, *weights, pages, row, softmax, reach, attend)
     out[stop:] = 0
 
 
@@ -98,13 +120,14 @@ def attend_row(
     row: Prefill,
     softmax: Softmax,
     reach: Reach = EVERYTHING,
+    attend: CausalAttention = causal_attention,
 ) -> Float[Tensor, "queries heads v_dim"]:
     """The queries of one prefill row, in the cheaper form."""
     first = reach.first_visible(row.context)
     cached = _read_row(latents, pages, row, q_nope.dtype, first)
     expands = expanding_is_cheaper(row, w_uk, w_uv, q_pe.shape[-1], first)
-    attend = _expanded if expands else _absorbed
-    return attend(q_nope, q_pe, *cached, w_uk, w_uv, softmax, reach, first)
+    form = _expanded if expands else _absorbed
+    return form(q_nope, q_pe, *cached, w_uk, w_uv, softmax, reach, first, attend)
 
 
 def expanding_is_cheaper(
@@ -196,10 +219,11 @@ def _absorbed(
     softmax: Softmax,
     reach: Reach,
     first: int,
+    attend: CausalAttention,
 ) -> Float[Tensor, "queries heads v_dim"]:
     q = absorb(q_nope, q_pe, w_uk).transpose(0, 1)
     k = torch.cat([c_kv, k_pe], dim=-1)[None]
-    latent = causal_attention(q, k, k, softmax, reach, first)[..., : c_kv.shape[-1]]
+    latent = attend(q, k, k, softmax, reach, first)[..., : c_kv.shape[-1]]
     return expand_values(latent.transpose(0, 1), w_uv)
 
 
@@ -213,9 +237,10 @@ def _expanded(
     softmax: Softmax,
     reach: Reach,
     first: int,
+    attend: CausalAttention,
 ) -> Float[Tensor, "queries heads v_dim"]:
     q = torch.cat([q_nope, q_pe], dim=-1).transpose(0, 1)
     k_nope = torch.einsum("lc,hnc->hln", c_kv, w_uk)
     k = torch.cat([k_nope, k_pe.expand(len(w_uk), -1, -1)], dim=-1)
     v = torch.einsum("lc,hvc->hlv", c_kv, w_uv)
-    return causal_attention(q, k, v, softmax, reach, first).transpose(0, 1)
+    return attend(q, k, v, softmax, reach, first).transpose(0, 1)

@@ -15,7 +15,12 @@ from hybridrt.kernels.reference.gather import (
     gather_rows,
 )
 from hybridrt.kernels.reference.quantise import dequantise
-from hybridrt.kernels.reference.softmax_attention import Softmax, attend_once, causal_attention
+from hybridrt.kernels.reference.softmax_attention import (
+    CausalAttention,
+    Softmax,
+    attend_once,
+    causal_attention,
+)
 
 Gather = Callable[[Tensor], Tensor]
 """Takes a cache `[blocks, heads, block_size, dim]` to the tokens `[..., heads, tokens, dim]`."""
@@ -104,13 +109,14 @@ def attend_chunks(
     softmax: Softmax,
     reach: Reach,
     out: Float[Tensor, "tokens heads head_dim_v"],
+    attend: CausalAttention = causal_attention,
 ) -> None:
     """Fills `out` behind the decode rows: what prefill rows attend to, and zeros for padding."""
     stop = batch.num_decodes
     for row in batch.prefills:
         stop = row.stop
         tokens = slice(row.start, stop)
-        out[tokens] = attend_chunk(q[tokens], cache, pages, row, softmax, reach)
+        out[tokens] = attend_chunk(q[tokens], cache, pages, row, softmax, reach, attend)
     out[stop:] = 0
 
 
@@ -121,6 +127,7 @@ def attend_chunk(
     row: Prefill,
     softmax: Softmax,
     reach: Reach,
+    attend: CausalAttention = causal_attention,
 ) -> Float[Tensor, "queries heads head_dim_v"]:
     """One prefill row, `q` its queries."""
     block_size = cache.block_size
@@ -129,7 +136,7 @@ def attend_chunk(
     blocks = pages.page_table[row.row, : blocks_for(seq_len - begin, block_size)]
     places = slice(first - begin, seq_len - begin)
     k, v = cache.read(lambda part: gather_row(part, blocks, places), q.dtype)
-    return causal_attention(q.transpose(0, 1), k, v, softmax, reach, first).transpose(0, 1)
+    return attend(q.transpose(0, 1), k, v, softmax, reach, first).transpose(0, 1)
 
 
 def side_by_side(

@@ -1,0 +1,204 @@
+"""Queries of a chunk attend to keys and values in blocks, in numba.
+
+A head's queries are taken some at a time through all blocks that they see, one after another:
+scores, weights relative to the largest score so far (arXiv 1805.02867), and sums of values. Blocks
+lie where they lie in the sequence, so a result depends neither on the chunk nor on its neighbours.
+"""
+
+from typing import NamedTuple, no_type_check
+
+import numba
+import numpy as np
+
+from hybridrt.kernels.cpu.attend_tile import NOTHING
+from hybridrt.kernels.cpu.bfloat16 import narrow
+from hybridrt.kernels.cpu.fast_exp import fast_exp
+from hybridrt.kernels.cpu.jit import inner, inner_sums
+from hybridrt.kernels.cpu.packed_dot import OUTPUTS
+from hybridrt.kernels.cpu.packed_linear import add_products
+from hybridrt.kernels.cpu.vector_math import (
+    add,
+    exp,
+    larger,
+    largest_lane,
+    mul,
+    splat,
+    sub,
+    sum_of_lanes,
+)
+from hybridrt.kernels.cpu.vectors import LANES, load, pointer, store
+
+assert OUTPUTS == 4 * LANES, "scores of a block are four vectors"
+QUERIES = 128  # of a head at a time: their sums stay in the second cache
+
+
+class Chunk(NamedTuple):
+    """Sizes of a chunk: `queries` from `position` on, and blocks from `first_block` on.
+
+    It has `heads` query heads from `first_head` on, `group` of a key head. A window of 0 is none.
+    Sizes of keys and values are numbers, and `q_head` and `q_token` steps.
+    """
+
+    first_head: int
+    heads: int
+    group: int
+    queries: int
+    position: int
+    first_block: int
+    k: int
+    v: int
+    q_head: int
+    q_token: int
+    window: int
+    chunked: bool
+
+
+@inner
+@no_type_check
+def _first_seen(position, window, chunked):  # pragma: no cover  (compiled, as all below)
+    """See `hybridrt.kernels.reference.gather.Reach`."""
+    if window == 0:
+        return np.int64(0)
+    if chunked:
+        return position // window * window
+    return max(position - window + 1, 0)
+
+
+@inner
+@no_type_check
+def _cap(scores, count, scale, softcap):  # pragma: no cover
+    """Scores times `scale`, between `-softcap` and `softcap`."""
+    for i in range(count):
+        x = scores[i] * scale / softcap
+        e = fast_exp(np.float32(-2) * abs(x))
+        scores[i] = np.copysign(softcap * (np.float32(1) - e) / (np.float32(1) + e), x)
+
+
+@inner
+@no_type_check
+def _hide(scores, rows, position, start, window, chunked):  # pragma: no cover
+    """Has scores of a block that begins at `start` count nothing where a query doesn't see."""
+    for r in range(rows):
+        here = position + r
+        for j in range(min(_first_seen(here, window, chunked) - start, OUTPUTS)):
+            scores[r * OUTPUTS + j] = NOTHING
+        for j in range(max(here + 1 - start, 0), OUTPUTS):
+            scores[r * OUTPUTS + j] = NOTHING
+
+
+@inner_sums
+@no_type_check
+def _weigh(scores, rows, scale, tops, totals, kept, weights):  # pragma: no cover
+    """Weights of each row's scores in a block, and what part is kept of the sums before."""
+    factor = splat(scale)
+    for r in range(rows):
+        at = r * OUTPUTS
+        a = mul(load(scores, at), factor)
+        b = mul(load(scores, at + LANES), factor)
+        c = mul(load(scores, at + 2 * LANES), factor)
+        d = mul(load(scores, at + 3 * LANES), factor)
+        top = max(tops[r], largest_lane(larger(larger(a, b), larger(c, d))))
+        high = splat(top)
+        a, b, c, d = exp(sub(a, high)), exp(sub(b, high)), exp(sub(c, high)), exp(sub(d, high))
+        store(a, weights, at)
+        store(b, weights, at + LANES)
+        store(c, weights, at + 2 * LANES)
+        store(d, weights, at + 3 * LANES)
+        kept[r] = fast_exp(tops[r] - top)
+        totals[r] = totals[r] * kept[r] + sum_of_lanes(add(add(a, b), add(c, d)))
+        tops[r] = top
+
+
+@inner
+@no_type_check
+def _attend(
+    query, rows, position, k_blocks, v_blocks, chunk, scale, softcap, sink, scores, weights, tops,
+    totals, kept, sums
+):  # fmt: skip  # pragma: no cover
+    """The queries of one head from `position` on, to the blocks of its key head, into `sums`."""
+    has_sink = sink > NOTHING
+    width = (chunk.v + OUTPUTS - 1) // OUTPUTS * OUTPUTS
+    tops[:rows] = sink
+    totals[:rows] = 1 if has_sink else 0
+    sums[: rows * width] = 0
+    # Of the rows' sums those for the same outputs of a value are neighbours.
+    of_scores, of_weights, of_sums = pointer(scores), pointer(weights), pointer(sums)
+    first = _first_seen(position, chunk.window, chunk.chunked) // OUTPUTS
+    for block in range(first, (position + rows - 1) // OUTPUTS + 1):
+        start = block * OUTPUTS
+        begin, end = max(start - position, 0), rows
+        while _first_seen(position + end - 1, chunk.window, chunk.chunked) >= start + OUTPUTS:
+            end -= 1
+        some = end - begin
+        scores[: some * OUTPUTS] = 0
+        keys = k_blocks[block - chunk.first_block]
+        values = v_blocks[block - chunk.first_block]
+        step = 2 * chunk.q_token
+        add_products(
+            keys.ctypes.data, query + begin * step, step, chunk.k // 2, scores.ctypes.data, some
+        )
+        if softcap > 0:
+            _cap(scores, some * OUTPUTS, scale, softcap)
+        last_start = _first_seen(position + end - 1, chunk.window, chunk.chunked)
+        if start + OUTPUTS > position + begin + 1 or last_start > start:
+            _hide(scores, some, position + begin, start, chunk.window, chunk.chunked)
+        _weigh(
+            of_scores, some, np.float32(1) if softcap > 0 else scale, pointer(tops[begin:]),
+            pointer(totals[begin:]), pointer(kept), of_weights
+        )  # fmt: skip
+        for part in range(width // OUTPUTS):
+            at = (part * rows + begin) * OUTPUTS
+            for r in range(some):
+                if kept[r] != 1:
+                    factor = splat(kept[r])
+                    for d in range(at + r * OUTPUTS, at + (r + 1) * OUTPUTS, LANES):
+                        store(mul(load(of_sums, d), factor), of_sums, d)
+            of_part = values.ctypes.data + 2 * OUTPUTS * OUTPUTS * part
+            add_products(
+                of_part, weights.ctypes.data, 2 * OUTPUTS, OUTPUTS // 2, sums.ctypes.data + 4 * at,
+                some
+            )  # fmt: skip
+
+
+@inner
+@no_type_check
+def _work(
+    worker, workers, q, k_blocks, v_blocks, chunk, scale, softcap, sinks, out
+):  # fmt: skip  # pragma: no cover
+    """Every job whose turn it is: some queries of a head, the last ones, which see most, first."""
+    width = (chunk.v + OUTPUTS - 1) // OUTPUTS * OUTPUTS
+    scores = np.empty(QUERIES * OUTPUTS, np.float32)
+    weights = np.empty(QUERIES * OUTPUTS, np.uint16)
+    sums, kept = np.empty(QUERIES * width, np.float32), np.empty(QUERIES, np.float32)
+    tops, totals = np.empty(QUERIES, np.float32), np.empty(QUERIES, np.float32)
+    before = chunk.position // QUERIES
+    tiles = (chunk.position + chunk.queries - 1) // QUERIES + 1 - before
+    for job in range(worker, tiles * chunk.heads, workers):
+        tile, index = before + tiles - 1 - job // chunk.heads, job % chunk.heads
+        head, kv_head = chunk.first_head + index, index // chunk.group
+        begin = max(tile * QUERIES, chunk.position) - chunk.position
+        rows = min((tile + 1) * QUERIES - chunk.position, chunk.queries) - begin
+        query = q + 2 * (head * chunk.q_head + begin * chunk.q_token)
+        _attend(
+            query, rows, chunk.position + begin, k_blocks[kv_head], v_blocks[kv_head],
+            chunk, scale, softcap, sinks[head] if len(sinks) > 0 else NOTHING, scores, weights,
+            tops, totals, kept, sums
+        )  # fmt: skip
+        for r in range(rows):
+            result = out[begin + r, head]
+            for d in range(chunk.v):
+                part, place = divmod(d, OUTPUTS)
+                result[d] = narrow(sums[(part * rows + r) * OUTPUTS + place] / totals[r])
+
+
+@numba.njit(parallel=True, cache=True, error_model="numpy")
+@no_type_check
+def attend_blocks(
+    q, k_blocks, v_blocks, chunk, scale, softcap, sinks, out, workers
+):  # fmt: skip  # pragma: no cover
+    """A chunk's queries, at the address `q`, into `out`: uint16 `[queries, heads, v]`."""
+    if workers == 1:
+        _work(0, 1, q, k_blocks, v_blocks, chunk, scale, softcap, sinks, out)
+        return
+    for worker in numba.prange(workers):
+        _work(np.int64(worker), workers, q, k_blocks, v_blocks, chunk, scale, softcap, sinks, out)
