@@ -14,19 +14,20 @@ from hybridrt.kernels.cpu.attend_tile import NOTHING
 from hybridrt.kernels.cpu.bfloat16 import narrow
 from hybridrt.kernels.cpu.fast_exp import fast_exp
 from hybridrt.kernels.cpu.jit import inner, inner_sums
-from hybridrt.kernels.cpu.packed_dot import OUTPUTS
+from hybridrt.kernels.cpu.packed_dot import OUTPUTS, store_pairs
 from hybridrt.kernels.cpu.packed_linear import add_products
 from hybridrt.kernels.cpu.vector_math import (
     add,
     exp,
-    larger,
+    fma,
     largest_lane,
+    more_of,
     mul,
     splat,
     sub,
     sum_of_lanes,
 )
-from hybridrt.kernels.cpu.vectors import LANES, load, pointer, store
+from hybridrt.kernels.cpu.vectors import LANES, load, load_some, pointer, store, store_some
 
 assert OUTPUTS == 4 * LANES, "scores of a block are four vectors"
 QUERIES = 128  # of a head at a time: their sums stay in the second cache
@@ -86,27 +87,39 @@ def _hide(scores, rows, position, start, window, chunked):  # pragma: no cover
             scores[r * OUTPUTS + j] = NOTHING
 
 
-@inner_sums
+@inner
 @no_type_check
-def _weigh(scores, rows, scale, tops, totals, kept, weights):  # pragma: no cover
-    """Weights of each row's scores in a block, and what part is kept of the sums before."""
-    factor = splat(scale)
+def _raise_tops(scores, rows, scale, tops, kept):  # pragma: no cover
+    """Takes the largest score of each row into `tops`; and what part is kept of sums before."""
     for r in range(rows):
         at = r * OUTPUTS
-        a = mul(load(scores, at), factor)
-        b = mul(load(scores, at + LANES), factor)
-        c = mul(load(scores, at + 2 * LANES), factor)
-        d = mul(load(scores, at + 3 * LANES), factor)
-        top = max(tops[r], largest_lane(larger(larger(a, b), larger(c, d))))
-        high = splat(top)
-        a, b, c, d = exp(sub(a, high)), exp(sub(b, high)), exp(sub(c, high)), exp(sub(d, high))
-        store(a, weights, at)
-        store(b, weights, at + LANES)
-        store(c, weights, at + 2 * LANES)
-        store(d, weights, at + 3 * LANES)
-        kept[r] = fast_exp(tops[r] - top)
-        totals[r] = totals[r] * kept[r] + sum_of_lanes(add(add(a, b), add(c, d)))
-        tops[r] = top
+        one = more_of(load(scores, at), load(scores, at + LANES))
+        other = more_of(load(scores, at + 2 * LANES), load(scores, at + 3 * LANES))
+        kept[r] = max(tops[r], largest_lane(more_of(one, other)) * scale)
+    for r in range(0, rows, LANES):
+        some = min(LANES, rows - r)
+        before, now = load_some(tops, r, some), load_some(kept, r, some)
+        store_some(now, tops, r, some)
+        store_some(exp(sub(before, now)), kept, r, some)
+
+
+@inner_sums
+@no_type_check
+def _weigh(scores, rows, scale, tops, kept, totals, weights):  # pragma: no cover
+    """Weights of each row's scores, which are added to its vector of `totals`."""
+    factor = splat(scale)
+    for r in range(rows):
+        at, top = r * OUTPUTS, splat(-tops[r])
+        a = exp(fma(load(scores, at), factor, top))
+        b = exp(fma(load(scores, at + LANES), factor, top))
+        c = exp(fma(load(scores, at + 2 * LANES), factor, top))
+        d = exp(fma(load(scores, at + 3 * LANES), factor, top))
+        store_pairs(a, weights, at)
+        store_pairs(b, weights, at + LANES)
+        store_pairs(c, weights, at + 2 * LANES)
+        store_pairs(d, weights, at + 3 * LANES)
+        before = load(totals, r * LANES)
+        store(fma(before, splat(kept[r]), add(add(a, b), add(c, d))), totals, r * LANES)
 
 
 @inner
@@ -119,10 +132,13 @@ def _attend(
     has_sink = sink > NOTHING
     width = (chunk.v + OUTPUTS - 1) // OUTPUTS * OUTPUTS
     tops[:rows] = sink
-    totals[:rows] = 1 if has_sink else 0
+    totals[: rows * LANES] = 0
+    for r in range(rows if has_sink else 0):
+        totals[r * LANES] = 1
     sums[: rows * width] = 0
     # Of the rows' sums those for the same outputs of a value are neighbours.
-    of_scores, of_weights, of_sums = pointer(scores), pointer(weights), pointer(sums)
+    of_scores, of_weights = pointer(scores), pointer(weights)
+    of_sums, of_kept = pointer(sums), pointer(kept)
     first = _first_seen(position, chunk.window, chunk.chunked) // OUTPUTS
     for block in range(first, (position + rows - 1) // OUTPUTS + 1):
         start = block * OUTPUTS
@@ -142,10 +158,11 @@ def _attend(
         last_start = _first_seen(position + end - 1, chunk.window, chunk.chunked)
         if start + OUTPUTS > position + begin + 1 or last_start > start:
             _hide(scores, some, position + begin, start, chunk.window, chunk.chunked)
-        _weigh(
-            of_scores, some, np.float32(1) if softcap > 0 else scale, pointer(tops[begin:]),
-            pointer(totals[begin:]), pointer(kept), of_weights
-        )  # fmt: skip
+        factor = np.float32(1) if softcap > 0 else scale
+        of_tops = pointer(tops[begin:])
+        _raise_tops(of_scores, some, factor, of_tops, of_kept)
+        of_totals = pointer(totals[begin * LANES :])
+        _weigh(of_scores, some, factor, of_tops, of_kept, of_totals, of_weights)
         for part in range(width // OUTPUTS):
             at = (part * rows + begin) * OUTPUTS
             for r in range(some):
@@ -169,8 +186,8 @@ def _work(
     width = (chunk.v + OUTPUTS - 1) // OUTPUTS * OUTPUTS
     scores = np.empty(QUERIES * OUTPUTS, np.float32)
     weights = np.empty(QUERIES * OUTPUTS, np.uint16)
-    sums, kept = np.empty(QUERIES * width, np.float32), np.empty(QUERIES, np.float32)
-    tops, totals = np.empty(QUERIES, np.float32), np.empty(QUERIES, np.float32)
+    sums, totals = np.empty(QUERIES * width, np.float32), np.empty(QUERIES * LANES, np.float32)
+    tops, kept = np.empty(QUERIES, np.float32), np.empty(QUERIES, np.float32)
     before = chunk.position // QUERIES
     tiles = (chunk.position + chunk.queries - 1) // QUERIES + 1 - before
     for job in range(worker, tiles * chunk.heads, workers):
@@ -185,10 +202,10 @@ def _work(
             tops, totals, kept, sums
         )  # fmt: skip
         for r in range(rows):
-            result = out[begin + r, head]
+            result, total = out[begin + r, head], sum_of_lanes(load(pointer(totals), r * LANES))
             for d in range(chunk.v):
                 part, place = divmod(d, OUTPUTS)
-                result[d] = narrow(sums[(part * rows + r) * OUTPUTS + place] / totals[r])
+                result[d] = narrow(sums[(part * rows + r) * OUTPUTS + place] / total)
 
 
 @numba.njit(parallel=True, cache=True, error_model="numpy")

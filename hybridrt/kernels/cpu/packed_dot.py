@@ -15,10 +15,12 @@ from numba.core.cgutils import alloca_once_value, for_range
 from numba.extending import intrinsic
 
 from hybridrt.kernels.blocked_matrices import BLOCK as OUTPUTS
-from hybridrt.kernels.cpu.vectors import INT32, LANES, all_lanes, call, in_each_lane
+from hybridrt.kernels.cpu.vectors import FLOATS, INT32, LANES, all_lanes, call, in_each_lane
 
 MULTIPLIES_PAIRS = bool(binding.get_host_cpu_features().get("avx512bf16"))
 """Whether the processor has that instruction."""
+
+binding.initialize_native_asmparser()  # for the instruction that `store_pairs` names
 
 REGISTERS = OUTPUTS // LANES
 MOST_VECTORS = 6
@@ -29,6 +31,22 @@ LINE = 64
 
 _LONG = ir.IntType(64)
 _FLOATS, _PAIRS = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(INT32, LANES)
+
+
+@intrinsic
+@no_type_check
+def store_pairs(typing_context, floats, to, place):
+    """Writes all lanes from `place` on as bfloat16, by the instruction that comes with products."""
+
+    def code(context, builder, signature, args):
+        halves = ir.VectorType(ir.IntType(16), LANES)
+        of = ir.FunctionType(halves, [_FLOATS])
+        narrow = builder.asm(of, "vcvtneps2bf16 $1, $0", "=v,v", [args[0]], False)
+        address = builder.bitcast(builder.gep(args[1], [args[2]]), halves.as_pointer())
+        builder.store(narrow, address, align=2)
+        return context.get_dummy_value()
+
+    return types.void(FLOATS, to, types.intp), code
 
 
 @no_type_check

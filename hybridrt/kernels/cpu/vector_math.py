@@ -87,6 +87,18 @@ def larger(typing_context, a, b):
 
 @intrinsic
 @no_type_check
+def more_of(typing_context, a, b):
+    """The larger number in each lane, in one instruction: of NaN and a number it may be either."""
+
+    def code(context, builder, signature, args):
+        a, b = args
+        return builder.select(builder.fcmp_ordered(">", a, b), a, b)
+
+    return FLOATS(FLOATS, FLOATS), code
+
+
+@intrinsic
+@no_type_check
 def exp(typing_context, x):
     """What `fast_exp` gives, in each lane."""
 
