@@ -14,14 +14,18 @@ from hybridrt.kernels.cpu.bfloat16 import (
     as_element,
     as_float,
     elements,
+    octets,
     of_dtype,
     singles,
 )
 from hybridrt.kernels.cpu.fast_exp import fast_exp
 from hybridrt.kernels.cpu.flat import clear_padding, row_starts
-from hybridrt.kernels.cpu.jit import inlined, parallel_kernel
+from hybridrt.kernels.cpu.jit import inline, inlined, parallel_kernel
+from hybridrt.kernels.cpu.vector_math import exp, fma, mul, splat, store_sums
+from hybridrt.kernels.cpu.vectors import LANES, load, pointer, prefetch, store
 from hybridrt.kernels.reference import selective_scan as reference
 
+AHEAD = 4  # tokens, from beginning to read one to using it: each lies in other pages of memory
 CHANNELS = 64  # a thread's share: its states, and a token's x and dt, stay in its L1 cache
 
 
@@ -87,7 +91,7 @@ def _scan(  # pragma: no cover  (compiled, as all below)
         while end < rows and follows[end]:
             end += 1
         count = min(CHANNELS, channels - first)
-        h = np.empty(count * state_size, np.float32)
+        h, sums = np.empty(count * state_size, np.float32), np.empty(CHANNELS, np.float32)
         for row in range(begin, end):
             # Of a row that follows it is what the row before it has left, rounded as there.
             source = sources[row] + first * state_size
@@ -96,20 +100,34 @@ def _scan(  # pragma: no cover  (compiled, as all below)
                 h[n] = as_float(kept[n]) if has_initial[row] else np.float32(0)
             for t in range(cu_seqlens[row], cu_seqlens[row + 1]):
                 place = t * channels + first
+                if t + AHEAD < cu_seqlens[row + 1]:
+                    coming = place + AHEAD * channels
+                    _fetch(octets(dt + 4 * coming, 4 * count))
+                    _fetch(octets(x + like.itemsize * coming, like.itemsize * count))
+                    _fetch(octets(y + like.itemsize * coming, like.itemsize * count))
                 given = elements(x + like.itemsize * place, count, like)
                 result = elements(y + like.itemsize * place, count, like)
                 steps, skip = singles(dt + 4 * place, count), singles(D + 4 * first, count)
                 rates = A + 4 * first * state_size
                 b = singles(B + 4 * t * state_size, state_size)
                 c = singles(C + 4 * t * state_size, state_size)
-                if state_size == 16:  # as nearly all have: a constant makes a short loop one step
-                    _step(h, given, steps, rates, b, c, skip, result, like, 16)
+                if state_size == LANES and count % 4 == 0:  # as nearly all have
+                    _step_of_vectors(h, given, steps, rates, b, c, skip, result, like, sums)
                 else:
                     _step(h, given, steps, rates, b, c, skip, result, like, state_size)
             target = targets[row] + first * state_size
             left = elements(states + state_like.itemsize * target, len(h), state_like)
             for n in range(len(h)):
                 left[n] = as_element(h[n], state_like)
+
+
+@inlined
+@no_type_check
+def _fetch(numbers):  # pragma: no cover
+    """Begins to read some bytes."""
+    place = pointer(numbers)
+    for i in range(0, len(numbers), 64):
+        prefetch(place, i)
 
 
 @inlined
@@ -126,3 +144,30 @@ def _step(h, given, steps, rates, b, c, skip, result, like, state_size):  # prag
             state[n] = new
             total += new * c[n]
         result[d] = as_element(total + skip[d] * value, like)
+
+
+@inline
+@no_type_check
+def _next(states, rates, d, steps, given, b):  # pragma: no cover
+    """The new state of a channel, of one vector."""
+    decay = exp(mul(splat(steps[d]), load(rates, d * LANES)))
+    update = splat(steps[d] * as_float(given[d]))
+    new = fma(load(states, d * LANES), decay, mul(update, b))
+    store(new, states, d * LANES)
+    return new
+
+
+@inlined
+@no_type_check
+def _step_of_vectors(h, given, steps, rates, b, c, skip, result, like, sums):  # pragma: no cover
+    """The same, where a channel's state is a vector: four channels at a time."""
+    states, of_rates = pointer(h), pointer(singles(rates, len(h)))
+    of_b, of_c, of_sums = load(pointer(b), 0), load(pointer(c), 0), pointer(sums)
+    for d in range(0, len(given), 4):
+        one = mul(_next(states, of_rates, d, steps, given, of_b), of_c)
+        two = mul(_next(states, of_rates, d + 1, steps, given, of_b), of_c)
+        three = mul(_next(states, of_rates, d + 2, steps, given, of_b), of_c)
+        four = mul(_next(states, of_rates, d + 3, steps, given, of_b), of_c)
+        store_sums(one, two, three, four, of_sums, d)
+    for d in range(len(given)):
+        result[d] = as_element(sums[d] + skip[d] * as_float(given[d]), like)

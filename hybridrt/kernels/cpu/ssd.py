@@ -21,7 +21,9 @@ from hybridrt.kernels.cpu.bfloat16 import (
     singles,
 )
 from hybridrt.kernels.cpu.flat import clear_padding, row_starts
-from hybridrt.kernels.cpu.jit import inlined, parallel_kernel
+from hybridrt.kernels.cpu.jit import inline, inlined, parallel_kernel
+from hybridrt.kernels.cpu.vector_math import fma, mul, splat, store_sums
+from hybridrt.kernels.cpu.vectors import LANES, load, pointer, store
 from hybridrt.kernels.reference import ssd as reference
 
 
@@ -99,6 +101,7 @@ def _scan(  # pragma: no cover  (compiled, as all below)
             last += 1
         group = head // (heads // groups) * state_size
         b, c = np.empty(state_size, np.float32), np.empty(state_size, np.float32)
+        sums = np.empty(head_dim, np.float32)
         rate, skip = singles(A + 4 * head, 1)[0], singles(D + 4 * head, 1)[0]
         in_place = state_like.itemsize == 4
         scratch = np.empty(0 if in_place else size, np.float32)
@@ -121,7 +124,11 @@ def _scan(  # pragma: no cover  (compiled, as all below)
                 values = elements(x + item * (t * x_stride + head * head_dim), head_dim, like)
                 result = elements(y + item * (t * heads + head) * head_dim, head_dim, like)
                 step = singles(dt + 4 * (t * heads + head), 1)[0]
-                _step(h, values, step, np.exp(step * rate), b, c, skip, result, like)
+                kept = np.exp(step * rate)
+                if state_size % LANES == 0 and head_dim % 4 == 0:  # as all models have it
+                    _step_of_vectors(h, values, step, kept, b, c, skip, result, like, sums)
+                else:
+                    _step(h, values, step, kept, b, c, skip, result, like)
             if not in_place:
                 for n in range(size):
                     page[n] = as_element(h[n], state_like)
@@ -141,3 +148,33 @@ def _step(h, values, step, kept, b, c, skip, result, like):  # pragma: no cover
             state[n] = new
             total += new * c[n]
         result[p] = as_element(total + skip * value, like)
+
+
+@inline
+@no_type_check
+def _next(states, place, kept, update, b, c, total):  # pragma: no cover
+    """Takes a vector of a state on, and adds what it gives to `total`."""
+    new = fma(load(states, place), kept, mul(update, b))
+    store(new, states, place)
+    return fma(new, c, total)
+
+
+@inlined
+@no_type_check
+def _step_of_vectors(h, values, step, kept, b, c, skip, result, like, sums):  # pragma: no cover
+    """The same, where a state's rows are vectors: four rows at a time."""
+    size, zero, keeping = len(b), splat(np.float32(0)), splat(np.float32(kept))
+    states, of_b, of_c, of_sums = pointer(h), pointer(b), pointer(c), pointer(sums)
+    for p in range(0, len(values), 4):
+        first, second = splat(step * as_float(values[p])), splat(step * as_float(values[p + 1]))
+        third, fourth = splat(step * as_float(values[p + 2])), splat(step * as_float(values[p + 3]))
+        one, two, three, four = zero, zero, zero, zero
+        for n in range(0, size, LANES):
+            given, asked, at = load(of_b, n), load(of_c, n), p * size + n
+            one = _next(states, at, keeping, first, given, asked, one)
+            two = _next(states, at + size, keeping, second, given, asked, two)
+            three = _next(states, at + 2 * size, keeping, third, given, asked, three)
+            four = _next(states, at + 3 * size, keeping, fourth, given, asked, four)
+        store_sums(one, two, three, four, of_sums, p)
+    for p in range(len(values)):
+        result[p] = as_element(sums[p] + skip * as_float(values[p]), like)
