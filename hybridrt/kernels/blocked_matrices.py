@@ -33,6 +33,6 @@ def can_block(*stacked: Float[Tensor, "experts _ _"]) -> bool:
     """Whether these are whole blocks, of numbers that the processor multiplies by pairs."""
     if not numba_takes(*stacked) or any(size % BLOCK for s in stacked for size in s.shape[1:]):
         return False
-    from hybridrt.kernels.cpu.packed_dot import MULTIPLIES_PAIRS
+    from hybridrt.kernels.cpu.pairs import MULTIPLIES_PAIRS
 
     return MULTIPLIES_PAIRS

@@ -78,7 +78,7 @@ def find_blocks(
     """What `pack_weight` made of a weight, if a kernel of our own can read it."""
     if not packed.is_mkldnn or weight.shape[1] % 2 or not has_numba(weight):
         return None
-    from hybridrt.kernels.cpu.packed_dot import MULTIPLIES_PAIRS
+    from hybridrt.kernels.cpu.pairs import MULTIPLIES_PAIRS
 
     if not MULTIPLIES_PAIRS or not hasattr(torch.ops.mkldnn, "data_ptr"):
         return None

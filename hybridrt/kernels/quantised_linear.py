@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hybridrt.kernels.backend import numba_takes
+from hybridrt.kernels.blocked_matrices import BLOCK
 from hybridrt.kernels.reference import quantised_linear as reference
 
 Bits = Literal[8, 4]
@@ -18,16 +19,13 @@ GROUP: dict[Bits, int] = {8: 128, 4: 32}
 """Neighbouring inputs of an output that share a scale."""
 
 
-TOGETHER = 4
-"""Rows of a weight that are stored group by group, so that they are read from end to end."""
-
-
 class QuantisedWeight(nn.Module):
-    """A weight as whole numbers and their scales, in blocks of `TOGETHER` outputs.
+    """A weight as whole numbers and their scales, in blocks of `BLOCK` outputs.
 
-    `values: uint8[blocks, inputs / group, TOGETHER, group bytes]`: with 8 bits an int8 each; with 4
-    the byte i of a group has the weights i and 16 + i, each plus 8, the first in its lower half.
-    `scales: bfloat16[blocks, inputs / group, TOGETHER]`. Behind the last output are zeros.
+    `values: uint8[blocks, inputs / group, group bytes]`. With 8 bits a group is `[group / 2, BLOCK,
+    2]`, int8. With 4 it is `[group / 8, BLOCK]` words: of eight inputs 0, 2, 4, 6, 1, 3, 5, 7, from
+    the lowest bits up, each plus 8. `scales: bfloat16[blocks, inputs / group, BLOCK]`. Behind the
+    last output are zeros.
     """
 
     values: Tensor
@@ -76,7 +74,7 @@ def quantise_weight(weight: Float[Tensor, "outputs inputs"], bits: Bits) -> Quan
     a weight is off by at most half of that scale, or by one where it is as far on the other
     side; of normally distributed weights the root of the mean square is 0.7 % and 9 % of theirs.
     """
-    parts = reference.quantise_weight(weight, bits, GROUP[bits], TOGETHER)
+    parts = reference.quantise_weight(weight, bits, GROUP[bits], BLOCK)
     return QuantisedWeight(*parts, bits, len(weight))
 
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from hybridrt.kernels.cpu.packed_dot import MULTIPLIES_PAIRS
 from hybridrt.kernels.cpu.packed_linear import MOST_TOKENS
+from hybridrt.kernels.cpu.pairs import MULTIPLIES_PAIRS
 from hybridrt.kernels.linear import BlockedWeight, find_blocks, pack_weight
 from hybridrt.layers.linear import Linear
 from tests.harness.properties import bounded

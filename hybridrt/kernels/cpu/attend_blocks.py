@@ -14,8 +14,9 @@ from hybridrt.kernels.cpu.attend_tile import NOTHING
 from hybridrt.kernels.cpu.bfloat16 import narrow
 from hybridrt.kernels.cpu.fast_exp import fast_exp
 from hybridrt.kernels.cpu.jit import inner, inner_sums
-from hybridrt.kernels.cpu.packed_dot import OUTPUTS, store_pairs
+from hybridrt.kernels.cpu.packed_dot import OUTPUTS
 from hybridrt.kernels.cpu.packed_linear import add_products
+from hybridrt.kernels.cpu.pairs import store_pairs
 from hybridrt.kernels.cpu.vector_math import (
     add,
     exp,

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from hybridrt.kernels.cpu.attend_blocks import Chunk, attend_blocks
 from hybridrt.kernels.cpu.pack_tokens import pack_tokens
-from hybridrt.kernels.cpu.packed_dot import MULTIPLIES_PAIRS, OUTPUTS
+from hybridrt.kernels.cpu.packed_dot import OUTPUTS
+from hybridrt.kernels.cpu.pairs import MULTIPLIES_PAIRS
 from hybridrt.kernels.reference import softmax_attention as reference
 from hybridrt.kernels.reference.gather import EVERYTHING, Reach
 from hybridrt.kernels.reference.softmax_attention import Softmax

@@ -8,10 +8,11 @@ float32, and a sum's order depends on the length alone: not on how many vectors 
 from collections.abc import Callable
 from typing import Any, no_type_check
 
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from hybridrt.kernels.cpu.pairs import MULTIPLIES_PAIRS, add_product
 from hybridrt.kernels.cpu.vector_math import sums_of_four
 from hybridrt.kernels.cpu.vectors import INT32, LANES, all_lanes, call
 
@@ -26,8 +27,6 @@ VECTORS = (1, 2, 4, 6)
 
 _LONG = ir.IntType(64)
 _FLOATS, _WORDS = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(INT32, LANES)
-MULTIPLIES_PAIRS = bool(binding.get_host_cpu_features().get("avx512bf16"))
-"""Whether the processor has an instruction for it."""
 
 
 @no_type_check
@@ -73,7 +72,7 @@ class _Dot:
             for vector, of_vector in zip(given, totals, strict=True):
                 numbers = self._pairs(b.add(vector, offset))
                 for row, total in zip(matrix, of_vector, strict=True):
-                    b.store(self._multiply_add(row, numbers, b.load(total)), total)
+                    b.store(add_product(b, b.load(total), row, numbers, self.by_pairs), total)
         for t, of_vector in enumerate(totals):
             four = sums_of_four(b, *[b.load(total) for total in of_vector])
             to = b.add(sums, self._times(stride, 4 * t))
@@ -81,23 +80,6 @@ class _Dot:
 
     def _pairs(self, address):
         return self.builder.load(self._pointer(address, 0, _WORDS), align=2)
-
-    def _multiply_add(self, one, other, total):
-        b = self.builder
-        if self.by_pairs:
-            name = "llvm.x86.avx512bf16.dpbf16ps.512"
-            return call(b, name, _FLOATS, [total, one, other])
-        for widen in (self._lower, self._upper):
-            args = [widen(one), widen(other), total]
-            total = call(b, f"llvm.fma.v{LANES}f32", _FLOATS, args)
-        return total
-
-    def _lower(self, pairs):
-        return self.builder.bitcast(self.builder.shl(pairs, all_lanes(16, _WORDS)), _FLOATS)
-
-    def _upper(self, pairs):
-        upper = self.builder.and_(pairs, all_lanes(-(1 << 16), _WORDS))
-        return self.builder.bitcast(upper, _FLOATS)
 
     def _prefetch(self, address):
         """Has the next rows brought near: a CPU doesn't see that four runs go on elsewhere."""

@@ -9,18 +9,14 @@ Each sum goes on from input to input, however many vectors there are.
 from collections.abc import Callable
 from typing import Any, no_type_check
 
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba.core import types
 from numba.core.cgutils import alloca_once_value, for_range
 from numba.extending import intrinsic
 
 from hybridrt.kernels.blocked_matrices import BLOCK as OUTPUTS
-from hybridrt.kernels.cpu.vectors import FLOATS, INT32, LANES, all_lanes, call, in_each_lane
-
-MULTIPLIES_PAIRS = bool(binding.get_host_cpu_features().get("avx512bf16"))
-"""Whether the processor has that instruction."""
-
-binding.initialize_native_asmparser()  # for the instruction that `store_pairs` names
+from hybridrt.kernels.cpu.pairs import add_product
+from hybridrt.kernels.cpu.vectors import INT32, LANES, all_lanes, call, in_each_lane
 
 REGISTERS = OUTPUTS // LANES
 MOST_VECTORS = 6
@@ -31,22 +27,6 @@ LINE = 64
 
 _LONG = ir.IntType(64)
 _FLOATS, _PAIRS = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(INT32, LANES)
-
-
-@intrinsic
-@no_type_check
-def store_pairs(typing_context, floats, to, place):
-    """Writes all lanes from `place` on as bfloat16, by the instruction that comes with products."""
-
-    def code(context, builder, signature, args):
-        halves = ir.VectorType(ir.IntType(16), LANES)
-        of = ir.FunctionType(halves, [_FLOATS])
-        narrow = builder.asm(of, "vcvtneps2bf16 $1, $0", "=v,v", [args[0]], False)
-        address = builder.bitcast(builder.gep(args[1], [args[2]]), halves.as_pointer())
-        builder.store(narrow, address, align=2)
-        return context.get_dummy_value()
-
-    return types.void(FLOATS, to, types.intp), code
 
 
 @no_type_check
@@ -97,7 +77,6 @@ def _write(b, count, lines, block, vectors, vector_bytes, pairs, sums, ahead):
             pair = in_each_lane(b, pair)
             for r, weight in enumerate(weights):
                 total = totals[t, r]
-                args = [b.load(total), weight, pair]
-                b.store(call(b, "llvm.x86.avx512bf16.dpbf16ps.512", _FLOATS, args), total)
+                b.store(add_product(b, b.load(total), weight, pair), total)
     for (t, r), total in totals.items():
         b.store(b.load(total), place(t, r), align=4)

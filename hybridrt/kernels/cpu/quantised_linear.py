@@ -1,117 +1,178 @@
-"""quantised_linear in numba: weights are widened in registers, and read once for 8 tokens."""
+"""quantised_linear in numba: groups of weights are widened as they are read, and multiplied.
 
-from collections.abc import Callable
-from functools import cache
-from typing import Any, no_type_check
+A group's sums are multiplied by its scales in float32. For a few tokens weights are widened in
+registers; for more once for all of them, in the nearest cache.
+"""
+
+from typing import no_type_check
 
 import numba
 import numpy as np
 import torch
 from jaxtyping import BFloat16, UInt8
 from torch import Tensor
-from torch.nn import functional as F
 
-from hybridrt.kernels.cpu.bfloat16 import halves, narrow, octets, singles, widen
-from hybridrt.kernels.cpu.dot import LANES, ROWS, VECTORS, make_dot
-from hybridrt.kernels.cpu.jit import kernel, parallel_kernel
+from hybridrt.kernels.blocked_matrices import BLOCK
+from hybridrt.kernels.cpu.bfloat16 import halves, narrow, singles, widen
+from hybridrt.kernels.cpu.jit import inner, kernel, parallel_kernel
+from hybridrt.kernels.cpu.packed_dot import MOST_VECTORS
+from hybridrt.kernels.cpu.quantised_dot import TOO_MUCH, make_group_dot, make_group_widen
 
-MOST_TOKENS = 8  # beyond it the weights are widened first, and oneDNN multiplies
-MOST_VECTORS = VECTORS[-1]
-OUTPUTS = 64  # a thread's share
+FEW = 2 * MOST_VECTORS  # tokens for which weights are widened again with every turn of them
+TOKENS = 128  # at a time: their sums stay in the second cache
+TOGETHER = 128  # inputs that are widened at once: 16 KiB of them
+
+_eight_1, _eight_2, _eight_3, _eight_4, _eight_5, _eight_6 = (
+    make_group_dot(8, count + 1) for count in range(MOST_VECTORS)
+)
+_four_1, _four_2, _four_3, _four_4, _four_5, _four_6 = (
+    make_group_dot(4, count + 1) for count in range(MOST_VECTORS)
+)
+_wide_4, _wide_5, _wide_6 = (make_group_dot(16, count) for count in (4, 5, 6))
+_widen_8, _widen_4 = make_group_widen(8), make_group_widen(4)
 
 
 def quantised_linear(
     x: BFloat16[Tensor, "tokens inputs"],
-    values: UInt8[Tensor, "blocks groups together group_bytes"],
-    scales: BFloat16[Tensor, "blocks groups together"],
+    values: UInt8[Tensor, "blocks groups group_bytes"],
+    scales: BFloat16[Tensor, "blocks groups block"],
     bits: int,
     outputs: int,
 ) -> BFloat16[Tensor, "tokens outputs"]:
     """See `hybridrt.kernels.quantised_linear`, of which this is a part: without the bias."""
     (tokens, inputs), groups = x.shape, scales.shape[1]
-    of_weight = (values.data_ptr(), scales.data_ptr())
-    if tokens > MOST_TOKENS:
-        weight = torch.empty(outputs, inputs, dtype=x.dtype)
-        _WIDEN[bits](*of_weight, weight.data_ptr(), outputs, inputs, groups)
-        return F.linear(x, weight)
     x, out = x.contiguous(), torch.empty(tokens, outputs, dtype=x.dtype)
-    for first in range(0, tokens, MOST_VECTORS):
-        given = x[first : first + MOST_VECTORS]
-        count = next(n for n in VECTORS if n >= len(given))
-        # torch's memory begins at a line of the processor's cache, so that no load has two.
-        packed = torch.empty(inputs * count)
-        _pack(given.data_ptr(), packed.data_ptr(), len(given), inputs, count)
-        _multiplier(bits, inputs // groups, count)(
-            *(*of_weight, packed.data_ptr(), out[first:].data_ptr()),
-            *(len(given), outputs, groups),
-        )
+    begins = torch.zeros(tokens, groups)
+    if bits == 4:
+        _begin(x.data_ptr(), begins.data_ptr(), tokens * groups, inputs // groups)
+    of_weight = values.data_ptr(), scales.data_ptr()
+    places = x.data_ptr(), *of_weight, begins.data_ptr(), out.data_ptr()
+    if tokens:
+        _multiply(*places, tokens, outputs, inputs, groups, bits)
     return out
-
-
-@cache
-def _multiplier(bits: int, group: int, count: int) -> Callable[..., None]:
-    """Multiplies all weights with `count` packed vectors, of which the first ones count."""
-    dot, group_bytes = make_dot(bits, group, count), group * bits // 8
-
-    @parallel_kernel
-    @no_type_check
-    def multiply(values, scales, vectors, out, tokens, outputs, groups):
-        # pragma: no cover  (compiled)
-        for share in numba.prange((outputs + OUTPUTS - 1) // OUTPUTS):
-            sums = np.empty(ROWS * count, np.float32)
-            for row in range(share * OUTPUTS, min(outputs, (share + 1) * OUTPUTS), ROWS):
-                own, scale = values + row * groups * group_bytes, scales + 2 * row * groups
-                dot(own, scale, vectors, sums.ctypes.data, groups)
-                for i in range(min(ROWS, outputs - row)):
-                    for t in range(tokens):
-                        result = halves(out + 2 * (t * outputs + row + i), 1)
-                        result[0] = narrow(sums[i * count + t])
-
-    return multiply
 
 
 @kernel
 @no_type_check
-def _pack(x, packed, tokens, inputs, count):  # pragma: no cover  (compiled, as all below)
-    """`[tokens, inputs]` as `hybridrt.kernels.cpu.dot` has them, with zeros in those too many."""
-    result = singles(packed, inputs * count)
-    for block in range(inputs // LANES):
-        for t in range(count):
-            place = (block * count + t) * LANES
-            if t >= tokens:
-                for i in range(LANES):
-                    result[place + i] = 0
-                continue
-            given = halves(x + 2 * (t * inputs + block * LANES), LANES)
-            for i in range(LANES):
-                result[place + i] = widen(given[i])
+def _begin(x, begins, count, group):  # pragma: no cover  (compiled, as all below)
+    """What each group's sums begin with, so that what weights are too much goes away."""
+    found = singles(begins, count)
+    for g in range(count):
+        given, total = halves(x + 2 * g * group, group), np.float32(0)
+        for i in range(group):
+            total += widen(given[i])
+        found[g] = -np.float32(TOO_MUCH) * total
+
+
+@inner
+@no_type_check
+def _dot_8(count, values, scales, groups, group, x, x_bytes, begins, begin_bytes, sums):
+    # pragma: no cover
+    if count == 1:
+        _eight_1(values, scales, groups, group, x, x_bytes, begins, begin_bytes, sums)
+    elif count == 2:
+        _eight_2(values, scales, groups, group, x, x_bytes, begins, begin_bytes, sums)
+    elif count == 3:
+        _eight_3(values, scales, groups, group, x, x_bytes, begins, begin_bytes, sums)
+    elif count == 4:
+        _eight_4(values, scales, groups, group, x, x_bytes, begins, begin_bytes, sums)
+    elif count == 5:
+        _eight_5(values, scales, groups, group, x, x_bytes, begins, begin_bytes, sums)
+    else:
+        _eight_6(values, scales, groups, group, x, x_bytes, begins, begin_bytes, sums)
+
+
+@inner
+@no_type_check
+def _dot_4(count, values, scales, groups, group, x, x_bytes, begins, begin_bytes, sums):
+    # pragma: no cover
+    if count == 1:
+        _four_1(values, scales, groups, group, x, x_bytes, begins, begin_bytes, sums)
+    elif count == 2:
+        _four_2(values, scales, groups, group, x, x_bytes, begins, begin_bytes, sums)
+    elif count == 3:
+        _four_3(values, scales, groups, group, x, x_bytes, begins, begin_bytes, sums)
+    elif count == 4:
+        _four_4(values, scales, groups, group, x, x_bytes, begins, begin_bytes, sums)
+    elif count == 5:
+        _four_5(values, scales, groups, group, x, x_bytes, begins, begin_bytes, sums)
+    else:
+        _four_6(values, scales, groups, group, x, x_bytes, begins, begin_bytes, sums)
+
+
+@inner
+@no_type_check
+def _dot_wide(count, values, scales, groups, group, x, x_bytes, begins, begin_bytes, sums):
+    # pragma: no cover
+    if count == 4:
+        _wide_4(values, scales, groups, group, x, x_bytes, begins, begin_bytes, sums)
+    elif count == 5:
+        _wide_5(values, scales, groups, group, x, x_bytes, begins, begin_bytes, sums)
+    else:
+        _wide_6(values, scales, groups, group, x, x_bytes, begins, begin_bytes, sums)
+
+
+@inner
+@no_type_check
+def _in_turns(bits, values, scales, some, x, begins, totals, tokens, inputs, groups):
+    # pragma: no cover
+    """Adds products of some of all `groups`, a few tokens at a time."""
+    group, turns, first = inputs // groups, (tokens + MOST_VECTORS - 1) // MOST_VECTORS, 0
+    for turn in range(turns):
+        end = tokens * (turn + 1) // turns
+        given, into, count = x + 2 * inputs * first, totals + 4 * BLOCK * first, end - first
+        start, steps, step = begins + 4 * groups * first, 2 * inputs, 4 * groups
+        if bits == 8:
+            _dot_8(count, values, scales, some, group, given, steps, start, step, into)
+        elif bits == 4:
+            _dot_4(count, values, scales, some, group, given, steps, start, step, into)
+        else:
+            _dot_wide(count, values, scales, some, group, given, steps, start, step, into)
+        first = end
+
+
+@inner
+@no_type_check
+def _in_cache(bits, values, scales, block, x, begins, totals, tokens, inputs, groups):
+    # pragma: no cover
+    """The same with groups that are widened before."""
+    group, wide = inputs // groups, block.ctypes.data
+    together = TOGETHER // group
+    for g in range(0, groups, together):
+        some = min(together, groups - g)
+        own = values + g * group * BLOCK * bits // 8
+        if bits == 8:
+            _widen_8(own, some * group, wide)
+        else:
+            _widen_4(own, some * group, wide)
+        scale, given, start = scales + 2 * BLOCK * g, x + 2 * g * group, begins + 4 * g
+        _in_turns(16, wide, scale, some, given, start, totals, tokens, inputs, groups)
 
 
 @parallel_kernel
 @no_type_check
-def _widen_8(values, scales, weight, outputs, inputs, groups):  # pragma: no cover
-    for row in numba.prange(outputs):
-        for g in range(groups):
-            place = (row // ROWS * groups + g) * ROWS + row % ROWS
-            scale = widen(halves(scales + 2 * place, 1)[0])
-            given = octets(values + 128 * place, 128)
-            result = halves(weight + 2 * (row * inputs + g * 128), 128)
-            for i in range(128):
-                result[i] = narrow(np.float32(np.int8(given[i])) * scale)
-
-
-@parallel_kernel
-@no_type_check
-def _widen_4(values, scales, weight, outputs, inputs, groups):  # pragma: no cover
-    for row in numba.prange(outputs):
-        for g in range(groups):
-            place = (row // ROWS * groups + g) * ROWS + row % ROWS
-            scale = widen(halves(scales + 2 * place, 1)[0])
-            given = octets(values + 16 * place, 16)
-            result = halves(weight + 2 * (row * inputs + g * 32), 32)
-            for i in range(16):
-                result[i] = narrow(np.float32(np.int32(given[i] & 15) - 8) * scale)
-                result[16 + i] = narrow(np.float32(np.int32(given[i] >> 4) - 8) * scale)
-
-
-_WIDEN: dict[int, Any] = {8: _widen_8, 4: _widen_4}
+def _multiply(x, values, scales, begins, out, tokens, outputs, inputs, groups, bits):
+    # pragma: no cover
+    for n in numba.prange((outputs + BLOCK - 1) // BLOCK):
+        own = values + np.int64(n) * (inputs * BLOCK * bits // 8)
+        scale = scales + np.int64(n) * (2 * BLOCK * groups)
+        block = np.empty(TOGETHER // 2 * BLOCK if tokens > FEW else 0, np.uint32)
+        totals = np.empty(min(tokens, TOKENS) * BLOCK, np.float32)
+        lots = (tokens + TOKENS - 1) // TOKENS
+        for lot in range(lots):
+            first, end = tokens * lot // lots, tokens * (lot + 1) // lots
+            given, begin, into = x + 2 * first * inputs, begins + 4 * first * groups, totals.ctypes
+            totals[:] = 0
+            if tokens > FEW:
+                _in_cache(
+                    bits, own, scale, block, given, begin, into.data, end - first, inputs, groups
+                )
+            else:
+                _in_turns(
+                    bits, own, scale, groups, given, begin, into.data, end - first, inputs, groups
+                )
+            size = min(BLOCK, outputs - n * BLOCK)
+            for t in range(end - first):
+                result = halves(out + 2 * ((first + t) * outputs + n * BLOCK), size)
+                for i in range(size):
+                    result[i] = narrow(totals[t * BLOCK + i])

@@ -1,0 +1,56 @@
+"""Registers of pairs of bfloat16: their products, and numbers rounded to them, for LLVM.
+
+Where the processor has AVX512-BF16 that is one instruction each.
+"""
+
+from typing import Any, no_type_check
+
+from llvmlite import binding, ir
+from numba.core import types
+from numba.extending import intrinsic
+
+from hybridrt.kernels.cpu.vectors import FLOATS, INT32, LANES, all_lanes, call
+
+MULTIPLIES_PAIRS = bool(binding.get_host_cpu_features().get("avx512bf16"))
+"""Whether the processor multiplies two registers of them, and adds both products of a pair."""
+
+binding.initialize_native_asmparser()  # for the instruction that `store_pairs` names
+
+_FLOATS, _PAIRS = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(INT32, LANES)
+_HALVES = ir.VectorType(ir.IntType(16), LANES)
+
+
+def add_product(
+    builder: Any, total: Any, one: Any, other: Any, by_pairs: bool = MULTIPLIES_PAIRS
+) -> Any:
+    """`total` and both products of each pair; without `by_pairs` one product after the other."""
+    if by_pairs:
+        name = "llvm.x86.avx512bf16.dpbf16ps.512"
+        return call(builder, name, _FLOATS, [total, one, other])
+    for part in (_first, _second):
+        args = [part(builder, one), part(builder, other), total]
+        total = call(builder, f"llvm.fma.v{LANES}f32", _FLOATS, args)
+    return total
+
+
+def _first(builder: Any, pairs: Any) -> Any:
+    return builder.bitcast(builder.shl(pairs, all_lanes(16, _PAIRS)), _FLOATS)
+
+
+def _second(builder: Any, pairs: Any) -> Any:
+    return builder.bitcast(builder.and_(pairs, all_lanes(-(1 << 16), _PAIRS)), _FLOATS)
+
+
+@intrinsic
+@no_type_check
+def store_pairs(typing_context, floats, to, place):
+    """Writes all lanes from `place` on as bfloat16. Only where the processor multiplies them."""
+
+    def code(context, builder, signature, args):
+        of = ir.FunctionType(_HALVES, [_FLOATS])
+        narrow = builder.asm(of, "vcvtneps2bf16 $1, $0", "=v,v", [args[0]], False)
+        address = builder.bitcast(builder.gep(args[1], [args[2]]), _HALVES.as_pointer())
+        builder.store(narrow, address, align=2)
+        return context.get_dummy_value()
+
+    return types.void(FLOATS, to, types.intp), code
