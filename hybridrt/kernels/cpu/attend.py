@@ -13,7 +13,14 @@ import numba
 import numpy as np
 
 from hybridrt.kernels.cpu.attend_join import join_rows, write
-from hybridrt.kernels.cpu.attend_tile import NOTHING, TILE, add_values, score, weigh
+from hybridrt.kernels.cpu.attend_tile import (
+    NOTHING,
+    TILE,
+    add_values,
+    first_seen,
+    score,
+    weigh,
+)
 from hybridrt.kernels.cpu.jit import inner
 from hybridrt.kernels.cpu.vectors import LANES, pointer
 
@@ -49,17 +56,6 @@ class Sizes(NamedTuple):
 
 @inner
 @no_type_check
-def _first_seen(position, sizes):  # pragma: no cover  (compiled, as all below)
-    """See `hybridrt.kernels.reference.gather.Reach`."""
-    if sizes.window == 0:
-        return np.int64(0)
-    if sizes.chunked:
-        return position // sizes.window * sizes.window
-    return max(position - sizes.window + 1, 0)
-
-
-@inner
-@no_type_check
 def _find(table, place, count, block_size, block, start, token, places):  # pragma: no cover
     """Where the tokens from `place` on begin, up to a multiple of 4: the last is repeated."""
     index, offset, i = place // block_size, place % block_size, 0
@@ -83,7 +79,7 @@ def _plan(positions, rows, heads, jobs_a_piece, sizes):  # pragma: no cover
     pieces = np.empty(rows, np.int64)
     jobs, apart = np.zeros(rows + 1, np.int64), np.zeros(rows + 1, np.int64)
     for row in range(rows):
-        seen = positions[row] + 1 - _first_seen(positions[row], sizes)
+        seen = positions[row] + 1 - first_seen(positions[row], sizes.window, sizes.chunked)
         pieces[row] = (seen + longest - 1) // longest
         jobs[row + 1] = jobs[row] + pieces[row] * jobs_a_piece
         apart[row + 1] = apart[row] + (pieces[row] * heads if pieces[row] > 1 else 0)
@@ -156,7 +152,7 @@ def _work(
             totals[g] = 1 if has_sink else 0
         sums[:] = 0
 
-        seen = _first_seen(positions[row], sizes)
+        seen = first_seen(positions[row], sizes.window, sizes.chunked)
         length = (positions[row] + pieces[row] - seen) // pieces[row]
         count = min(length, positions[row] + 1 - seen - piece * length)
         first = seen % sizes.block_size + piece * length  # its place among those in the table
@@ -198,7 +194,7 @@ def attend(
     tops, totals = np.empty(joins, np.float32), np.empty(joins, np.float32)
     products = np.int64(0)
     for row in range(rows):
-        seen = positions[row] + 1 - _first_seen(positions[row], sizes)
+        seen = positions[row] + 1 - first_seen(positions[row], sizes.window, sizes.chunked)
         products += seen * heads * (sizes.k + sizes.more + sizes.v)
     workers = min(threads, jobs[rows], 1 + products // SHARE)
     if workers == 1:

@@ -10,7 +10,7 @@ from typing import NamedTuple, no_type_check
 import numba
 import numpy as np
 
-from hybridrt.kernels.cpu.attend_tile import NOTHING
+from hybridrt.kernels.cpu.attend_tile import NOTHING, first_seen
 from hybridrt.kernels.cpu.bfloat16 import narrow
 from hybridrt.kernels.cpu.fast_exp import fast_exp
 from hybridrt.kernels.cpu.jit import inner, inner_sums
@@ -57,18 +57,7 @@ class Chunk(NamedTuple):
 
 @inner
 @no_type_check
-def _first_seen(position, window, chunked):  # pragma: no cover  (compiled, as all below)
-    """See `hybridrt.kernels.reference.gather.Reach`."""
-    if window == 0:
-        return np.int64(0)
-    if chunked:
-        return position // window * window
-    return max(position - window + 1, 0)
-
-
-@inner
-@no_type_check
-def _cap(scores, count, scale, softcap):  # pragma: no cover
+def _cap(scores, count, scale, softcap):  # pragma: no cover  (compiled, as all below)
     """Scores times `scale`, between `-softcap` and `softcap`."""
     for i in range(count):
         x = scores[i] * scale / softcap
@@ -82,7 +71,7 @@ def _hide(scores, rows, position, start, window, chunked):  # pragma: no cover
     """Has scores of a block that begins at `start` count nothing where a query doesn't see."""
     for r in range(rows):
         here = position + r
-        for j in range(min(_first_seen(here, window, chunked) - start, OUTPUTS)):
+        for j in range(min(first_seen(here, window, chunked) - start, OUTPUTS)):
             scores[r * OUTPUTS + j] = NOTHING
         for j in range(max(here + 1 - start, 0), OUTPUTS):
             scores[r * OUTPUTS + j] = NOTHING
@@ -140,11 +129,11 @@ def _attend(
     # Of the rows' sums those for the same outputs of a value are neighbours.
     of_scores, of_weights = pointer(scores), pointer(weights)
     of_sums, of_kept = pointer(sums), pointer(kept)
-    first = _first_seen(position, chunk.window, chunk.chunked) // OUTPUTS
+    first = first_seen(position, chunk.window, chunk.chunked) // OUTPUTS
     for block in range(first, (position + rows - 1) // OUTPUTS + 1):
         start = block * OUTPUTS
         begin, end = max(start - position, 0), rows
-        while _first_seen(position + end - 1, chunk.window, chunk.chunked) >= start + OUTPUTS:
+        while first_seen(position + end - 1, chunk.window, chunk.chunked) >= start + OUTPUTS:
             end -= 1
         some = end - begin
         scores[: some * OUTPUTS] = 0
@@ -156,7 +145,7 @@ def _attend(
         )
         if softcap > 0:
             _cap(scores, some * OUTPUTS, scale, softcap)
-        last_start = _first_seen(position + end - 1, chunk.window, chunk.chunked)
+        last_start = first_seen(position + end - 1, chunk.window, chunk.chunked)
         if start + OUTPUTS > position + begin + 1 or last_start > start:
             _hide(scores, some, position + begin, start, chunk.window, chunk.chunked)
         factor = np.float32(1) if softcap > 0 else scale
@@ -168,9 +157,9 @@ def _attend(
             at = (part * rows + begin) * OUTPUTS
             for r in range(some):
                 if kept[r] != 1:
-                    factor = splat(kept[r])
+                    share = splat(kept[r])
                     for d in range(at + r * OUTPUTS, at + (r + 1) * OUTPUTS, LANES):
-                        store(mul(load(of_sums, d), factor), of_sums, d)
+                        store(mul(load(of_sums, d), share), of_sums, d)
             of_part = values.ctypes.data + 2 * OUTPUTS * OUTPUTS * part
             add_products(
                 of_part, weights.ctypes.data, 2 * OUTPUTS, OUTPUTS // 2, sums.ctypes.data + 4 * at,

@@ -31,6 +31,17 @@ AHEAD = 16  # tokens, from beginning to read one to using it
 NOTHING = np.float32(-1e30)  # below every score; exp gives about 1e-38
 
 
+@inner
+@no_type_check
+def first_seen(position, window, chunked):  # pragma: no cover  (compiled, as all below)
+    """The first token that one sees; see `hybridrt.kernels.reference.gather.Reach`."""
+    if window == 0:
+        return np.int64(0)
+    if chunked:
+        return position // window * window
+    return max(position - window + 1, 0)
+
+
 @inline
 @no_type_check
 def _tokens(keys, places, t, d):  # pragma: no cover

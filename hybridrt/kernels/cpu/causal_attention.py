@@ -33,7 +33,7 @@ def causal_attention(
     heads, queries, k_size = q.shape
     kv_heads, tokens, v_size = v.shape
     group = heads // kv_heads
-    if not _takes(q, k, v) or queries * group < FEWEST_QUERIES:
+    if not (_takes(q, k, v) and softmax.scale > 0) or queries * group < FEWEST_QUERIES:
         return reference.causal_attention(q, k, v, softmax, reach, first)
     first_block = first // OUTPUTS
     blocks = (first + tokens - 1) // OUTPUTS + 1 - first_block
