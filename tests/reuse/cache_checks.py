@@ -190,7 +190,7 @@ def _assert_states(reader: PageReader, history: History, checkpoint: Checkpoint)
     names = [group.name for group in reader.pool.plan.groups]
     for row in reader.model.rows:
         g = names.index(row.group)
-        if g in checkpoint.pages:
+        if reader.pool.plan.groups[g].page_size is None:
             state = reader.model.read_state(row.index, checkpoint.pages[g][row.part])
             assert state == history.state(row.index, checkpoint.position)
 
