@@ -113,7 +113,7 @@ def test_in_float32_it_is_the_dequantised_weight() -> None:
 @pytest.mark.parametrize("bits", BITS)
 def test_products_on_processors_that_multiply_pairs_and_others(bits: Bits, by_pairs: bool) -> None:
     tokens, groups = 3, 2
-    dot, inputs = make_group_dot(bits, tokens, by_pairs), groups * GROUP[bits]
+    dot, inputs = make_group_dot(bits, by_pairs), groups * GROUP[bits]
 
     @numba.njit
     def run(*args: int) -> None:
@@ -126,7 +126,9 @@ def test_products_on_processors_that_multiply_pairs_and_others(bits: Bits, by_pa
     if bits == 4:
         begins -= TOO_MUCH * x.float().unflatten(1, (groups, -1)).sum(-1)
     of_weight = weight.values.data_ptr(), weight.scales.data_ptr(), groups, GROUP[bits]
-    run(*of_weight, x.data_ptr(), 2 * inputs, begins.data_ptr(), 4 * groups, sums.data_ptr())
+    run(
+        tokens, *of_weight, x.data_ptr(), 2 * inputs, begins.data_ptr(), 4 * groups, sums.data_ptr()
+    )
     exact = 1 + x.double() @ _exact(weight).T
     assert (sums - exact).abs().max() <= 1e-5 * exact.abs().max()
 

@@ -14,7 +14,7 @@ from numba.core.cgutils import alloca_once_value, for_range
 from numba.extending import intrinsic
 
 from hybridrt.kernels.blocked_matrices import BLOCK
-from hybridrt.kernels.cpu.packed_dot import REGISTERS
+from hybridrt.kernels.cpu.packed_dot import MOST_VECTORS, REGISTERS
 from hybridrt.kernels.cpu.pairs import MULTIPLIES_PAIRS, add_product
 from hybridrt.kernels.cpu.vectors import INT32, LANES, all_lanes, call, in_each_lane
 
@@ -28,22 +28,25 @@ _HALVES = ir.VectorType(_HALF, 2 * LANES)
 
 
 @no_type_check
-def make_group_dot(bits: int, count: int, by_pairs: bool = MULTIPLIES_PAIRS) -> Callable[..., Any]:
-    """A function `(values, scales, groups, group, x, x_bytes, begins, begin_bytes, sums)`.
+def make_group_dot(bits: int, by_pairs: bool = MULTIPLIES_PAIRS) -> Callable[..., Any]:
+    """A function `(count, values, scales, groups, group, x, x_bytes, begins, begin_bytes, sums)`.
 
     All are addresses or numbers: of the values and scales of a block, of its groups and of inputs
-    in one, of the first of `count` vectors, and of `float32[count, BLOCK]`, to which it adds;
-    `begins`, a float32 for each group of each vector, is what its sums begin with. With 16 bits
-    values have been widened.
+    in one, of the first of 1 to `MOST_VECTORS` vectors, and of `float32[count, BLOCK]`, to which
+    it adds; `begins`, a float32 for each group of each vector, is what its sums begin with. With
+    16 bits values have been widened.
     """
 
     @intrinsic
-    def dot(context, values, scales, groups, group, x, x_bytes, begins, begin_bytes, sums):
+    def dot(context, count, values, scales, groups, group, x, x_bytes, begins, begin_bytes, sums):
         def code(context, builder, signature, args):
-            _Group(builder, bits, args[3], by_pairs).multiply(count, *args[:3], *args[4:])
+            count, *of_weight, group = args[:5]
+            for number in range(1, MOST_VECTORS + 1):
+                with builder.if_then(builder.icmp_signed("==", count, _LONG(number))):
+                    _Group(builder, bits, group, by_pairs).multiply(number, *of_weight, *args[5:])
             return context.get_dummy_value()
 
-        return types.none(*[types.int64] * 9), code
+        return types.none(*[types.int64] * 10), code
 
     return dot
 

@@ -22,13 +22,7 @@ FEW = 2 * MOST_VECTORS  # tokens for which weights are widened again with every 
 TOKENS = 128  # at a time: their sums stay in the second cache
 TOGETHER = 128  # inputs that are widened at once: 16 KiB of them
 
-_eight_1, _eight_2, _eight_3, _eight_4, _eight_5, _eight_6 = (
-    make_group_dot(8, count + 1) for count in range(MOST_VECTORS)
-)
-_four_1, _four_2, _four_3, _four_4, _four_5, _four_6 = (
-    make_group_dot(4, count + 1) for count in range(MOST_VECTORS)
-)
-_wide_4, _wide_5, _wide_6 = (make_group_dot(16, count) for count in (4, 5, 6))
+_dot_8, _dot_4, _dot_wide = make_group_dot(8), make_group_dot(4), make_group_dot(16)
 _widen_8, _widen_4 = make_group_widen(8), make_group_widen(4)
 
 
@@ -62,54 +56,6 @@ def _begin(x, begins, count, group):  # pragma: no cover  (compiled, as all belo
         for i in range(group):
             total += widen(given[i])
         found[g] = -np.float32(TOO_MUCH) * total
-
-
-@inner
-@no_type_check
-def _dot_8(count, values, scales, groups, group, x, x_bytes, begins, begin_bytes, sums):
-    # pragma: no cover
-    if count == 1:
-        _eight_1(values, scales, groups, group, x, x_bytes, begins, begin_bytes, sums)
-    elif count == 2:
-        _eight_2(values, scales, groups, group, x, x_bytes, begins, begin_bytes, sums)
-    elif count == 3:
-        _eight_3(values, scales, groups, group, x, x_bytes, begins, begin_bytes, sums)
-    elif count == 4:
-        _eight_4(values, scales, groups, group, x, x_bytes, begins, begin_bytes, sums)
-    elif count == 5:
-        _eight_5(values, scales, groups, group, x, x_bytes, begins, begin_bytes, sums)
-    else:
-        _eight_6(values, scales, groups, group, x, x_bytes, begins, begin_bytes, sums)
-
-
-@inner
-@no_type_check
-def _dot_4(count, values, scales, groups, group, x, x_bytes, begins, begin_bytes, sums):
-    # pragma: no cover
-    if count == 1:
-        _four_1(values, scales, groups, group, x, x_bytes, begins, begin_bytes, sums)
-    elif count == 2:
-        _four_2(values, scales, groups, group, x, x_bytes, begins, begin_bytes, sums)
-    elif count == 3:
-        _four_3(values, scales, groups, group, x, x_bytes, begins, begin_bytes, sums)
-    elif count == 4:
-        _four_4(values, scales, groups, group, x, x_bytes, begins, begin_bytes, sums)
-    elif count == 5:
-        _four_5(values, scales, groups, group, x, x_bytes, begins, begin_bytes, sums)
-    else:
-        _four_6(values, scales, groups, group, x, x_bytes, begins, begin_bytes, sums)
-
-
-@inner
-@no_type_check
-def _dot_wide(count, values, scales, groups, group, x, x_bytes, begins, begin_bytes, sums):
-    # pragma: no cover
-    if count == 4:
-        _wide_4(values, scales, groups, group, x, x_bytes, begins, begin_bytes, sums)
-    elif count == 5:
-        _wide_5(values, scales, groups, group, x, x_bytes, begins, begin_bytes, sums)
-    else:
-        _wide_6(values, scales, groups, group, x, x_bytes, begins, begin_bytes, sums)
 
 
 @inner
