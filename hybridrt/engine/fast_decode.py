@@ -1,4 +1,4 @@
-"""Which way decode steps are run: compiled, from CUDA graphs, both, or as every other step."""
+"""Which way decode steps are run: compiled, from CUDA graphs, both, from tapes, or as any step."""
 
 import logging
 from collections.abc import Sequence
@@ -15,6 +15,7 @@ from hybridrt.engine.static_decode import (
     batch_sizes,
     decode_step,
 )
+from hybridrt.engine.taped_decode import TapedDecode
 from hybridrt.kernels.backend import choose_state_backend
 from hybridrt.models.causal_lm import CausalLM
 
@@ -57,6 +58,9 @@ def fast_decode(
         ValueError: CUDA graphs were asked for, and a step of this model can't be recorded.
     """
     wants_graphs = device.type == "cuda" and config.cuda_graphs is not False
+    if device.type == "cpu" and config.record_decode and not config.compile:
+        assert config.max_model_len is not None
+        return TapedDecode(model, groups, config.max_num_seqs, config.max_model_len)
     if not (wants_graphs or config.compile):
         return None
     if not _pads(config, device):

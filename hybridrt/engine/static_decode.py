@@ -180,4 +180,5 @@ def table_width(group: GroupPlan, max_model_len: int) -> int:
 def _put(into: Tensor, values: Tensor, size: int, padding: int) -> None:
     """The first rows of `size`; the others are padding."""
     into[: len(values)].copy_(values, non_blocking=True)
-    into[len(values) : size] = padding
+    if len(values) < size:
+        into[len(values) : size] = padding

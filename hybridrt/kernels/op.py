@@ -91,6 +91,11 @@ def remember_bytes(
     )
 
 
+def is_observed() -> bool:
+    """Whether somebody is shown calls."""
+    return _observer is not None
+
+
 def torch_op(
     fake: Callable[..., Tensor | None], *, writes: Sequence[str] = (), reads: Sequence[str] = ()
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:

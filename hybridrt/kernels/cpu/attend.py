@@ -21,7 +21,8 @@ from hybridrt.kernels.cpu.attend_tile import (
     score,
     weigh,
 )
-from hybridrt.kernels.cpu.jit import inner
+from hybridrt.kernels.cpu.bfloat16 import address_of, elements, integers, singles
+from hybridrt.kernels.cpu.jit import inner, sharing_kernel
 from hybridrt.kernels.cpu.vectors import LANES, pointer
 
 PIECE = 512  # tokens at most: to join a piece costs what a few tokens do
@@ -177,16 +178,25 @@ def _work(
                 write(sums, g * v_width, np.float32(1), apart, at * v_width, v_width)
 
 
-@numba.njit(parallel=True, cache=True)
+@sharing_kernel
 @no_type_check
 def attend(
-    q, k, more, v, table, table_stride, positions, rows, sizes, scale, softcap, sinks, out, threads
-):  # pragma: no cover
+    q, like, k, more, v, table, table_stride, positions, rows, heads, sizes, scale, softcap, sinks,
+    out, threads
+):  # fmt: skip  # pragma: no cover
     """Each row's query, at its position, into `out`: rows, heads and values one behind another.
 
-    A key is `[k, more]`, and so is a query. Without sinks, `sinks` is empty.
+    All of these are addresses: of float32, but pages, whose numbers are those of `like`, the
+    int32 of the table and the int64 of positions. A key is `[k, more]`, and so is a query.
+    Without sinks, `sinks` is 0.
     """
-    heads = q.shape[1]
+    dim = sizes.k + sizes.more
+    q = singles(q, rows * heads * dim).reshape((rows, heads, dim))
+    k, more, v = elements(k, 1, like), elements(more, 1, like), elements(v, 1, like)
+    table = numba.carray(address_of(table), (rows * table_stride,), np.int32)
+    positions = integers(positions, rows)
+    sinks = singles(sinks, heads if sinks != 0 else 0)
+    out = singles(out, rows * heads * sizes.v)
     parts = (heads // sizes.kv_heads + HEADS - 1) // HEADS
     pieces, jobs, apart_rows = _plan(positions, rows, heads, sizes.kv_heads * parts, sizes)
     joins = apart_rows[rows]

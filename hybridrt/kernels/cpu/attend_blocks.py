@@ -13,7 +13,7 @@ import numpy as np
 from hybridrt.kernels.cpu.attend_tile import NOTHING, first_seen
 from hybridrt.kernels.cpu.bfloat16 import narrow
 from hybridrt.kernels.cpu.fast_exp import fast_exp
-from hybridrt.kernels.cpu.jit import inner, inner_sums
+from hybridrt.kernels.cpu.jit import inner, inner_sums, sharing_kernel
 from hybridrt.kernels.cpu.packed_dot import OUTPUTS
 from hybridrt.kernels.cpu.packed_linear import add_products
 from hybridrt.kernels.cpu.pairs import store_pairs
@@ -198,7 +198,7 @@ def _work(
                 result[d] = narrow(sums[(part * rows + r) * OUTPUTS + place] / total)
 
 
-@numba.njit(parallel=True, cache=True, error_model="numpy")
+@sharing_kernel
 @no_type_check
 def attend_blocks(
     q, k_blocks, v_blocks, chunk, scale, softcap, sinks, out, workers

@@ -22,15 +22,25 @@ DTYPES = {
 }
 """What kernels of both take, with an array of the numbers that they have of each."""
 
+VECTOR_DTYPES = {**DTYPES, torch.float16: np.empty(0, np.int16)}
+"""The same of kernels that read with `vectors`."""
+
 
 def of_dtype(tensor: Tensor) -> np.ndarray:
     """An array of a tensor's kind of numbers, by which a kernel is chosen."""
-    return DTYPES[tensor.dtype]
+    return VECTOR_DTYPES[tensor.dtype]
+
+
+def is_readable(tensor: Tensor) -> bool:
+    """Whether `vectors` read it: numbers that they know, side by side in its last axis."""
+    return tensor.dtype in VECTOR_DTYPES and (tensor.stride(-1) == 1 or tensor.shape[-1] <= 1)
 
 
 @intrinsic
 @no_type_check
-def _pointer(typing_context, address):
+def address_of(typing_context, address):
+    """An address as `numba.carray` takes it."""
+
     def code(context, builder, signature, args):
         return builder.inttoptr(args[0], cgutils.voidptr_t)
 
@@ -59,42 +69,42 @@ def _bits_of(typing_context, number):
 @no_type_check
 def elements(address, count, like):  # pragma: no cover  (compiled, as all below)
     """The `count` numbers at an address, of the kind that an array has."""
-    return numba.carray(_pointer(address), (count,), like.dtype)
+    return numba.carray(address_of(address), (count,), like.dtype)
 
 
 @inlined
 @no_type_check
 def halves(address, count):  # pragma: no cover
     """The `count` bfloat16 numbers at an address, as uint16."""
-    return numba.carray(_pointer(address), (count,), np.uint16)
+    return numba.carray(address_of(address), (count,), np.uint16)
 
 
 @inlined
 @no_type_check
 def words(address, count):  # pragma: no cover
     """The `count` pairs of bfloat16 numbers at an address, as uint32."""
-    return numba.carray(_pointer(address), (count,), np.uint32)
+    return numba.carray(address_of(address), (count,), np.uint32)
 
 
 @inlined
 @no_type_check
 def singles(address, count):  # pragma: no cover
     """The `count` float32 numbers at an address."""
-    return numba.carray(_pointer(address), (count,), np.float32)
+    return numba.carray(address_of(address), (count,), np.float32)
 
 
 @inlined
 @no_type_check
 def octets(address, count):  # pragma: no cover
     """The `count` bytes at an address."""
-    return numba.carray(_pointer(address), (count,), np.uint8)
+    return numba.carray(address_of(address), (count,), np.uint8)
 
 
 @inlined
 @no_type_check
 def integers(address, count):  # pragma: no cover
     """The `count` int64 numbers at an address."""
-    return numba.carray(_pointer(address), (count,), np.int64)
+    return numba.carray(address_of(address), (count,), np.int64)
 
 
 @inlined

@@ -16,7 +16,7 @@ from torch import Tensor
 from hybridrt.kernels.blocked_matrices import BlockedMatrices
 from hybridrt.kernels.cpu.bfloat16 import halves, narrow, singles
 from hybridrt.kernels.cpu.expert_gates import SQUARED_RELU, Gate, apply_gate
-from hybridrt.kernels.cpu.jit import inner
+from hybridrt.kernels.cpu.jit import inner, sharing_kernel
 from hybridrt.kernels.cpu.moe import SMALL, Matrices, Sizes, by_expert
 from hybridrt.kernels.cpu.packed_dot import OUTPUTS
 from hybridrt.kernels.cpu.packed_linear import add_products
@@ -48,7 +48,7 @@ def run_blocked_experts(
     values = torch.empty(ids.numel(), sizes.inner, dtype=x.dtype)
     out = torch.empty_like(x)
     products = values.numel() * sizes.hidden
-    known = _run(  # pyright: ignore[reportCallIssue]
+    known = _run(
         *(x.data_ptr(), ids.data_ptr(), weights.data_ptr(), matrices, gate, sizes),
         *(given.data_ptr(), values.data_ptr(), out.data_ptr()),
         numba.get_num_threads() if products > SMALL else 1,
@@ -158,7 +158,7 @@ def _second(
                 result[i] = narrow(total[token, i])
 
 
-@numba.njit(parallel=True, cache=True)
+@sharing_kernel
 @no_type_check
 def _run(x, ids, weights, matrices, gate, sizes, given, values, out, threads):  # pragma: no cover
     """Whether all experts are known; if not, nothing is computed."""

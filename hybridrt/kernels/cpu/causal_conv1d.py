@@ -10,9 +10,17 @@ from torch import Tensor
 
 from hybridrt.batch import Rows
 from hybridrt.kernels.cpu.bfloat16 import DTYPES, as_element, as_float, elements, of_dtype
-from hybridrt.kernels.cpu.flat import clear_padding, row_starts
 from hybridrt.kernels.cpu.gated import silu as silu_of
-from hybridrt.kernels.cpu.jit import FEW, kernel, parallel_kernel
+from hybridrt.kernels.cpu.jit import FEW, inner_fast, kernel, parallel_kernel
+from hybridrt.kernels.cpu.state_rows import (
+    StateRows,
+    clear_padding,
+    has_initial,
+    live,
+    sources,
+    starts,
+    targets,
+)
 from hybridrt.kernels.reference import causal_conv1d as reference
 
 CHANNELS = 256  # a thread's share: what a token needs of it stays in its L1 cache
@@ -37,38 +45,20 @@ def causal_conv1d(
     out = torch.empty(x.shape, dtype=x.dtype)
     weight = weight.to(x.dtype).contiguous()
     shift = torch.zeros_like(weight[:, 0]) if bias is None else bias.to(x.dtype)
-    starts = row_starts(conv_state, pages, initial_pages)
     run = _convolve_few if x.numel() <= FEW else _convolve_many
     run(
         *(of_dtype(x), x.data_ptr(), x.stride(0), weight.data_ptr(), shift.data_ptr()),
-        *(batch.cu_seqlens_q.numpy(), batch.has_initial_state.numpy()),
-        *starts,
-        *(conv_state.data_ptr(), activation is not None, out.data_ptr()),
-        *weight.shape,
+        *(StateRows.of(batch, conv_state, pages, initial_pages), conv_state.data_ptr()),
+        *(activation is not None, out.data_ptr(), *weight.shape),
     )
-    clear_padding(out, len(pages), starts[1])
     return out
 
 
-@kernel
+@inner_fast
 @no_type_check
-def _convolve(  # pragma: no cover  (compiled, as all below)
-    like,
-    x,
-    stride,
-    weight,
-    bias,
-    cu_seqlens,
-    has_initial,
-    sources,
-    targets,
-    states,
-    silu,
-    out,
-    channels,
-    width,
-    first,
-):
+def _convolve(
+    like, x, stride, weight, bias, rows, states, silu, out, channels, width, first
+):  # fmt: skip  # pragma: no cover  (compiled, as all below)
     """All rows' tokens, of one share of the channels."""
     history, size, item = width - 1, min(CHANNELS, channels - first), like.itemsize
     total = np.empty(size, np.float32)
@@ -78,11 +68,13 @@ def _convolve(  # pragma: no cover  (compiled, as all below)
     for c in range(size):
         for k in range(width):
             taps[k, c] = as_float(given[c * width + k])
-    for row in range(len(targets)):
-        begin, end = cu_seqlens[row], cu_seqlens[row + 1]
+    tokens, given_state = starts(rows), has_initial(rows)
+    source, target = sources(rows), targets(rows)
+    for row in range(live(rows)):
+        begin, end = tokens[row], tokens[row + 1]
         own = x + item * (begin * stride + first)
-        earlier = states + item * (sources[row] + first)
-        left = states + item * (targets[row] + first)
+        earlier = states + item * (source[row] * rows.stride + first)
+        left = states + item * (target[row] * rows.stride + first)
         for t in range(end - begin):
             for c in range(size):
                 total[c] = as_float(shift[c])
@@ -90,7 +82,7 @@ def _convolve(  # pragma: no cover  (compiled, as all below)
                 back = t + k - history  # the tap's token; below 0 in the state
                 if back >= 0:
                     seen = elements(own + item * back * stride, size, like)
-                elif has_initial[row]:
+                elif given_state[row]:
                     seen = elements(earlier + item * (history + back) * channels, size, like)
                 else:
                     continue
@@ -105,28 +97,39 @@ def _convolve(  # pragma: no cover  (compiled, as all below)
                 result[c] = as_element(total[c], like)
         for k in range(history):  # from the oldest on, so that a page may be its own source
             back = end - begin + k - history
-            target = elements(left + item * k * channels, size, like)
+            kept = elements(left + item * k * channels, size, like)
             if back >= 0:
                 seen = elements(own + item * back * stride, size, like)
-            elif has_initial[row]:
+            elif given_state[row]:
                 seen = elements(earlier + item * (history + back) * channels, size, like)
             else:
                 for c in range(size):
-                    target[c] = 0
+                    kept[c] = 0
                 continue
             for c in range(size):
-                target[c] = seen[c]
+                kept[c] = seen[c]
 
 
 @kernel
 @no_type_check
-def _convolve_few(*args):  # pragma: no cover
-    for first in range(0, args[-2], CHANNELS):
-        _convolve(*args, first)
+def _convolve_few(
+    like, x, stride, weight, bias, rows, states, silu, out, channels, width
+):  # fmt: skip  # pragma: no cover
+    clear_padding(rows, out, like.itemsize * channels)
+    for first in range(0, channels, CHANNELS):
+        _convolve(
+            like, x, stride, weight, bias, rows, states, silu, out, channels, width, first
+        )  # fmt: skip
 
 
 @parallel_kernel
 @no_type_check
-def _convolve_many(*args):  # pragma: no cover
-    for share in numba.prange((args[-2] + CHANNELS - 1) // CHANNELS):
-        _convolve(*args, share * CHANNELS)
+def _convolve_many(
+    like, x, stride, weight, bias, rows, states, silu, out, channels, width
+):  # fmt: skip  # pragma: no cover
+    clear_padding(rows, out, like.itemsize * channels)
+    for share in numba.prange((channels + CHANNELS - 1) // CHANNELS):
+        _convolve(
+            like, x, stride, weight, bias, rows, states, silu, out, channels, width,
+            share * CHANNELS
+        )  # fmt: skip

@@ -7,7 +7,7 @@ import numpy as np
 
 from hybridrt.kernels.cpu.bfloat16 import narrow
 from hybridrt.kernels.cpu.gated import sigmoid
-from hybridrt.kernels.cpu.jit import inlined, kernel
+from hybridrt.kernels.cpu.jit import inlined, inner_fast
 from hybridrt.kernels.reference.gates import Gating
 
 SIGMOID, ERF, BENT, SQUARED_RELU = range(4)
@@ -52,7 +52,7 @@ def _bend(x, cap):  # pragma: no cover  (compiled, as all below)
     return cap * np.float32(np.tanh(x / cap))
 
 
-@kernel
+@inner_fast
 @no_type_check
 def apply_gate(how, gate, up, size, out):  # pragma: no cover
     """Writes `size` values to `out`, in bfloat16."""

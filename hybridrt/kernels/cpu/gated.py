@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hybridrt.kernels.cpu.bfloat16 import halves, narrow, widen
 from hybridrt.kernels.cpu.fast_exp import fast_exp
-from hybridrt.kernels.cpu.jit import FEW, inlined, kernel, parallel_kernel
+from hybridrt.kernels.cpu.jit import FEW, inlined, inner_fast, kernel, parallel_kernel
 
 LARGEST = np.float32(88)  # that `fast_exp` takes
 
@@ -41,7 +41,7 @@ def silu(x):  # pragma: no cover
     return np.float32(0) if x < -LARGEST else x * sigmoid(x)
 
 
-@kernel
+@inner_fast
 @no_type_check
 def _gate(gate_up, out, size):  # pragma: no cover
     gate, up, result = halves(gate_up, size), halves(gate_up + 2 * size, size), halves(out, size)

@@ -5,7 +5,7 @@ its last, in their page, so that memory is read and written once. All products a
 none is added for a chunk, so this takes less time than the matrix form, whose products are small.
 """
 
-from typing import no_type_check
+from typing import NamedTuple, no_type_check
 
 import numba
 import numpy as np
@@ -14,12 +14,33 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from hybridrt.batch import Rows
+from hybridrt.kernels.cpu.bfloat16 import elements, is_readable, of_dtype, singles
 from hybridrt.kernels.cpu.delta_tokens import SCRATCH, one_token, some_columns, two_tokens
-from hybridrt.kernels.cpu.flat import clear_padding, flat_bits, flat_rows, is_readable, row_starts
 from hybridrt.kernels.cpu.fours import FOUR, load4, store4
-from hybridrt.kernels.cpu.jit import inner
+from hybridrt.kernels.cpu.jit import inner, sharing_kernel
+from hybridrt.kernels.cpu.state_rows import (
+    StateRows,
+    clear_padding,
+    follows,
+    has_initial,
+    live,
+    sources,
+    starts,
+    targets,
+)
 from hybridrt.kernels.cpu.vectors import LANES, load_some, pointer, prefetch, store_some
 from hybridrt.kernels.reference.states import load_states, store_states
+
+
+class Sizes(NamedTuple):
+    """Of what stands in a token. `decays` of a head: one, or one for each channel of a key."""
+
+    tokens: int
+    key_heads: int
+    k_dim: int
+    heads: int
+    v_dim: int
+    decays: int
 
 
 def gated_delta_rule(
@@ -39,24 +60,30 @@ def gated_delta_rule(
     q, k, decay, beta = (part.float().contiguous() for part in (q, k, decay, beta))
     if v.stride()[1:] != (v.shape[2], 1) or not is_readable(v):
         v = v.contiguous()
-    inputs = (q.numpy(), k.numpy(), flat_bits(v), v.stride(0), decay.numpy(), beta.numpy())
-    rows = (batch.cu_seqlens_q, batch.has_initial_state, batch.follows)
-    cu_seqlens, has_initial, follows = (part.numpy() for part in rows)
-    out, threads = flat_bits(y), numba.get_num_threads()
+    sizes = Sizes(*q.shape, *v.shape[1:], decay.shape[2])
+    inputs = (
+        *(q.data_ptr(), k.data_ptr(), of_dtype(v), v.data_ptr(), v.stride(0)),
+        *(decay.data_ptr(), beta.data_ptr(), sizes),
+    )
+    out, threads = y.data_ptr(), numba.get_num_threads()
     if ssm_state.dtype == torch.float32:
-        of_rows = (cu_seqlens, has_initial, follows)
-        starts = row_starts(ssm_state, pages, initial_pages)
-        states = flat_rows(ssm_state)
-        _scan(*inputs, v.shape[2], *of_rows, *starts, states, out, threads)  # pyright: ignore[reportCallIssue]
-        clear_padding(y, len(pages), starts[1])
+        rows = StateRows.of(batch, ssm_state, pages, initial_pages)
+        _scan(*inputs, rows, ssm_state.data_ptr(), out, threads)
         return y
     for run in batch.turns:  # rounded where a row ends
         state = load_states(ssm_state, initial_pages, batch, run, torch.float32)
-        places = np.arange(len(state)) * state[0].numel()
-        given = np.ones(len(state), np.bool_)
-        of_rows = (cu_seqlens[run.start : run.stop + 1], given, ~given, places, places)
-        states = flat_rows(state)
-        _scan(*inputs, v.shape[2], *of_rows, states, out, threads)  # pyright: ignore[reportCallIssue]
+        numbers, given = torch.arange(len(state)), torch.ones(len(state), dtype=torch.bool)
+        apart = torch.zeros_like(given)
+        rows = StateRows(
+            num_rows=len(state),
+            cu_seqlens=batch.cu_seqlens_q[run.start :].data_ptr(),
+            has_initial=given.data_ptr(),
+            follows=apart.data_ptr(),
+            pages=numbers.data_ptr(),
+            initial_pages=numbers.data_ptr(),
+            stride=state.stride(0),
+        )
+        _scan(*inputs, rows, state.data_ptr(), out, threads)
         store_states(ssm_state, pages[run], state)
     return y
 
@@ -135,32 +162,39 @@ def _copy(of, at, width, into, at_into, width_into, k_dim, columns):  # pragma: 
 @inner
 @no_type_check
 def _work(
-    worker, workers, q, k, v, v_stride, decay, beta, v_dim, cu_seqlens, has_initial, follows,
-    sources, targets, h, y
+    worker, workers, q, k, like, v, v_stride, decay, beta, sizes, rows, h, y
 ):  # fmt: skip  # pragma: no cover
     """The columns of heads whose turn it is, in all rows.
 
     A row that follows comes behind the one before, and finds what the same worker left there.
     """
-    heads, k_dim = beta.shape[1], k.shape[2]
+    tokens, key_heads, k_dim, heads, v_dim, decays = sizes
     blocks = (v_dim + FOUR - 1) // FOUR
+    q = singles(q, tokens * key_heads * k_dim).reshape((tokens, key_heads, k_dim))
+    k = singles(k, tokens * key_heads * k_dim).reshape((tokens, key_heads, k_dim))
+    decay = singles(decay, tokens * heads * decays).reshape((tokens, heads, decays))
+    beta = singles(beta, tokens * heads).reshape((tokens, heads))
+    v, h, y = elements(v, 1, like), singles(h, 1), elements(y, 1, like)
+    begins, given, goes_on = starts(rows), has_initial(rows), follows(rows)
+    from_page, to_page = sources(rows), targets(rows)
     # In a page the rows of a state are so far apart that few of them fit into an L1 cache.
     near = np.empty(k_dim * FOUR, np.float32)
     scratch = np.empty(SCRATCH * (k_dim + LANES), np.float32)
     turn = np.int64(0)  # so that few heads of many rows are shared too
-    for row in range(len(targets)):
-        turn += 0 if follows[row] else heads * blocks
-        for start in range(cu_seqlens[row], cu_seqlens[row + 1], SEGMENT):
-            stop = min(start + SEGMENT, cu_seqlens[row + 1])
-            is_first = start == cu_seqlens[row]
-            source = sources[row] if is_first else targets[row]
+    for row in range(live(rows)):
+        turn += 0 if goes_on[row] else heads * blocks
+        target = to_page[row] * rows.stride
+        for start in range(begins[row], begins[row + 1], SEGMENT):
+            stop = min(start + SEGMENT, begins[row + 1])
+            is_first = start == begins[row]
+            source = from_page[row] * rows.stride if is_first else target
             for job in range((worker + turn) % workers, heads * blocks, workers):
                 head, block = divmod(job, blocks)
                 first = block * FOUR
                 count, column = min(FOUR, v_dim - first), head * k_dim * v_dim + first
-                at = targets[row] + column
-                is_new = is_first and not has_initial[row]
-                if stop - start <= FEW and source == targets[row] and not is_new:
+                at = target + column
+                is_new = is_first and not given[row]
+                if stop - start <= FEW and source == target and not is_new:
                     _run(
                         h,
                         at,
@@ -205,20 +239,16 @@ def _work(
                 _copy(near, 0, FOUR, h, at, v_dim, k_dim, count)
 
 
-@numba.njit(parallel=True, cache=True)
+@sharing_kernel
 @no_type_check
 def _scan(
-    q, k, v, v_stride, decay, beta, v_dim, cu_seqlens, has_initial, follows, sources, targets, h, y,
-    threads
+    q, k, like, v, v_stride, decay, beta, sizes, rows, h, y, threads
 ):  # fmt: skip  # pragma: no cover
-    if beta.size * k.shape[2] * v_dim < SMALL:
-        _work(
-            0, 1, q, k, v, v_stride, decay, beta, v_dim, cu_seqlens, has_initial, follows,
-            sources, targets, h, y
-        )  # fmt: skip
+    clear_padding(rows, y, like.itemsize * sizes.heads * sizes.v_dim)
+    if sizes.tokens * sizes.heads * sizes.k_dim * sizes.v_dim < SMALL:
+        _work(0, 1, q, k, like, v, v_stride, decay, beta, sizes, rows, h, y)
         return
     for worker in numba.prange(threads):
         _work(
-            np.int64(worker), threads, q, k, v, v_stride, decay, beta, v_dim, cu_seqlens,
-            has_initial, follows, sources, targets, h, y
+            np.int64(worker), threads, q, k, like, v, v_stride, decay, beta, sizes, rows, h, y
         )  # fmt: skip

@@ -11,7 +11,7 @@ from torch import Tensor
 from hybridrt.kernels.cpu.bfloat16 import halves, narrow, widen
 from hybridrt.kernels.cpu.gated import sigmoid
 from hybridrt.kernels.cpu.gated import silu as silu_of
-from hybridrt.kernels.cpu.jit import FEW, kernel, parallel_kernel
+from hybridrt.kernels.cpu.jit import FEW, inner_fast, kernel, parallel_kernel
 
 
 def gated_rms_norm(
@@ -42,7 +42,7 @@ def gated_rms_norm(
     return out
 
 
-@kernel
+@inner_fast
 @no_type_check
 def _norm(  # pragma: no cover  (compiled, as all below)
     t, x, x_stride, x_group, z, z_stride, z_group, weight, w_group, out, eps, before, silu, *shape

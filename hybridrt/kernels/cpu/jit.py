@@ -3,15 +3,20 @@
 Divisions are those of the processor: Python's, which raise at zero, keep a loop from being
 vectorised. Of fast mathematics there is all that leaves infinities and NaN what they are.
 
+What Python calls gets numbers and addresses, so that the call can be made again (`Tape`): it is a
+`Kernel`, which no compiled function can call.
+
 On disk numba keeps a function that Python calls with all that it calls, and makes it anew when its
 own file changes. After a change of another file, remove the `*.nbi` in `__pycache__`.
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import partial, update_wrapper
 from typing import Any
 
 import numba
+
+from hybridrt.kernels.tape import recording
 
 _OPTIONS: dict[str, Any] = {
     "fastmath": {"contract", "reassoc", "nsz", "arcp"},
@@ -21,13 +26,39 @@ _OPTIONS: dict[str, Any] = {
 FEW = 2**15
 """Elements up to which waking other threads would cost more than they save."""
 
-Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+Function = Callable[..., Any]
+Decorator = Callable[[Function], Function]
 
-kernel: Decorator = partial(numba.njit, **_OPTIONS, cache=True)
+
+class Kernel:
+    """A compiled function for calls from Python, which a tape that is being recorded notes.
+
+    One that can't do with the numbers it is given returns False.
+    """
+
+    def __init__(self, compiled: Function) -> None:
+        self._compiled = compiled
+        update_wrapper(self, compiled.py_func)  # pyright: ignore[reportFunctionMemberAccess]
+
+    def __call__(self, *args: Any) -> Any:
+        tape = recording.tape
+        if tape is not None:
+            tape.add(self._compiled, args)
+        return self._compiled(*args)
+
+
+def _compiles(function: Function, **options: Any) -> Kernel:
+    return Kernel(numba.njit(**options, cache=True)(function))
+
+
+kernel: Decorator = partial(_compiles, **_OPTIONS)
 """Compiles for one thread, and keeps the result on disk."""
 
-parallel_kernel: Decorator = partial(numba.njit, **_OPTIONS, parallel=True, cache=True)
+parallel_kernel: Decorator = partial(_compiles, **_OPTIONS, parallel=True)
 """Compiles loops over `numba.prange` for all threads, and keeps the result on disk."""
+
+sharing_kernel: Decorator = partial(_compiles, parallel=True, error_model="numpy")
+"""The same without fast mathematics, for one that only shares out work to `inner` functions."""
 
 inlined: Decorator = partial(numba.njit, **_OPTIONS, inline="always")
 """Compiles as a part of what calls it."""
@@ -36,6 +67,9 @@ _WITHIN: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 inner: Decorator = numba.njit(**_WITHIN)
 """Compiles what only compiled functions call: nothing is made for calls from Python."""
+
+inner_fast: Decorator = numba.njit(**_WITHIN, **_OPTIONS)
+"""The same with the divisions and the fast mathematics of kernels."""
 
 inner_sums: Decorator = numba.njit(**_WITHIN, fastmath={"contract", "nsz"})
 """The same, free to multiply and add in one step; sums stay in the order they are written in."""

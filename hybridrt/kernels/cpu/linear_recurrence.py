@@ -12,8 +12,17 @@ from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
 from hybridrt.batch import Rows
-from hybridrt.kernels.cpu.flat import clear_padding, flat_rows, row_starts
-from hybridrt.kernels.cpu.jit import inner
+from hybridrt.kernels.cpu.bfloat16 import singles
+from hybridrt.kernels.cpu.jit import inner, sharing_kernel
+from hybridrt.kernels.cpu.state_rows import (
+    StateRows,
+    clear_padding,
+    has_initial,
+    live,
+    sources,
+    starts,
+    targets,
+)
 from hybridrt.kernels.cpu.vector_math import fma, splat
 from hybridrt.kernels.cpu.vectors import LANES, load, load_some, pointer, store, store_some
 from hybridrt.kernels.reference import linear_recurrence as reference
@@ -33,12 +42,9 @@ def linear_recurrence(
     if state.dtype != torch.float32:  # numba has no bfloat16
         return reference.linear_recurrence(update, decay, state, pages, initial_pages, batch)
     h = torch.empty(update.shape)
-    starts = row_starts(state, pages, initial_pages)
-    rows = (batch.cu_seqlens_q, batch.has_initial_state)
-    of_rows = [*(part.numpy() for part in rows), *starts]
-    inputs = (update.contiguous().numpy(), decay.contiguous().numpy())
-    _scan(*inputs, *of_rows, flat_rows(state), h.numpy())  # pyright: ignore[reportCallIssue]
-    clear_padding(h, len(pages), starts[1])
+    update, decay = update.contiguous(), decay.contiguous()
+    rows = StateRows.of(batch, state, pages, initial_pages)
+    _scan(update.data_ptr(), decay.data_ptr(), rows, state.data_ptr(), h.data_ptr(), *update.shape)
     return h
 
 
@@ -76,14 +82,17 @@ def _run(update, decay, states, h, source, target, channels, begin, end, first, 
         store_some(load_some(h, place + d, count), states, target + first + d, count)
 
 
-@numba.njit(parallel=True, cache=True)
+@sharing_kernel
 @no_type_check
-def _scan(update, decay, cu_seqlens, has_initial, sources, targets, states, h):  # pragma: no cover
-    channels = update.shape[1]
+def _scan(update, decay, rows, state, h, tokens, channels):  # pragma: no cover
+    clear_padding(rows, h, 4 * channels)
     for block in numba.prange((channels + CHANNELS - 1) // CHANNELS):
         first = np.int64(block) * CHANNELS
         size = min(CHANNELS, channels - first)
-        for row in range(len(targets)):
-            source = sources[row] if has_initial[row] else -1
-            begin, end = np.int64(cu_seqlens[row]), np.int64(cu_seqlens[row + 1])
-            _run(update, decay, states, h, source, targets[row], channels, begin, end, first, size)
+        states, into = singles(state, 1), singles(h, tokens * channels)
+        updates, decays = singles(update, tokens * channels), singles(decay, tokens * channels)
+        for row in range(live(rows)):
+            source = sources(rows)[row] * rows.stride if has_initial(rows)[row] else -1
+            target = targets(rows)[row] * rows.stride
+            begin, end = np.int64(starts(rows)[row]), np.int64(starts(rows)[row + 1])
+            _run(updates, decays, states, into, source, target, channels, begin, end, first, size)

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from hybridrt.batch import Rows, TokenPages
 from hybridrt.kernels.cpu.attend import Sizes, attend
+from hybridrt.kernels.cpu.bfloat16 import is_readable, of_dtype
 from hybridrt.kernels.cpu.causal_attention import causal_attention
-from hybridrt.kernels.cpu.flat import is_readable, kept_bits
 from hybridrt.kernels.cpu.mla_project import absorb, expand_values
 from hybridrt.kernels.reference import mla_attention as reference
 from hybridrt.kernels.reference.gather import Reach
@@ -77,22 +77,22 @@ def _decode(
         chunked=reach.chunked,
         values_are_keys=True,
     )
-    latents = kept_bits(c_kv)
     out = torch.empty(*q.shape[:2], rank)
-    attend(  # pyright: ignore[reportCallIssue]
-        q.numpy(),
-        latents,
-        kept_bits(k_pe),
-        latents,
-        kept_bits(pages.page_table),
+    attend(
+        q.data_ptr(),
+        of_dtype(c_kv),
+        c_kv.data_ptr(),
+        k_pe.data_ptr(),
+        c_kv.data_ptr(),
+        pages.page_table.data_ptr(),
         pages.page_table.stride(0),
-        batch.context_lens.numpy(),
-        len(q),
+        batch.context_lens.data_ptr(),
+        *q.shape[:2],
         sizes,
         np.float32(scale),
         np.float32(0),
-        torch.empty(0).numpy(),
-        out.view(-1).numpy(),
+        0,
+        out.data_ptr(),
         numba.get_num_threads(),
     )
     return out

@@ -13,8 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hybridrt.kernels.cpu.attend_tile import TILE, add_values, score
-from hybridrt.kernels.cpu.flat import flat_bits
-from hybridrt.kernels.cpu.jit import inner
+from hybridrt.kernels.cpu.bfloat16 import elements, of_dtype, singles
+from hybridrt.kernels.cpu.jit import inner, sharing_kernel
 from hybridrt.kernels.cpu.vectors import LANES, load, pointer, store, store_some
 
 ROWS = 16  # at once: their sums stay in the nearest caches
@@ -31,9 +31,12 @@ def absorb(
     rank = w_uk.shape[2]
     out = torch.empty(rows, heads, rank + q_pe.shape[2])
     out[:, :, rank:] = q_pe
-    q, w = q_nope.float().contiguous().numpy(), flat_bits(w_uk)
-    threads = numba.get_num_threads() if q.size * rank > SMALL else 1
-    _absorb(q, w, w_uk.stride(0), w_uk.stride(1), rank, out.numpy(), threads)  # pyright: ignore[reportCallIssue]
+    q = q_nope.float().contiguous()
+    threads = numba.get_num_threads() if q.numel() * rank > SMALL else 1
+    _absorb(
+        *(q.data_ptr(), *q.shape, of_dtype(w_uk), w_uk.data_ptr(), w_uk.stride(0), w_uk.stride(1)),
+        *(rank, out.data_ptr(), out.shape[2], threads),
+    )
     return out
 
 
@@ -43,9 +46,11 @@ def expand_values(
     out: Float[Tensor, "rows heads v_dim"],
 ) -> None:
     """Each head's value, of a latent that it attended to. `out` has no gaps."""
-    w, values = flat_bits(w_uv), flat_bits(out)
     threads = numba.get_num_threads() if out.numel() * latent.shape[2] > SMALL else 1
-    _expand(latent.numpy(), w, w_uv.stride(0), w_uv.stride(1), out.shape[2], values, threads)  # pyright: ignore[reportCallIssue]
+    _expand(
+        *(latent.data_ptr(), *latent.shape, of_dtype(w_uv), w_uv.data_ptr()),
+        *(w_uv.stride(0), w_uv.stride(1), out.shape[2], of_dtype(out), out.data_ptr(), threads),
+    )
 
 
 @inner
@@ -84,9 +89,13 @@ def _absorb_heads(
             _absorb_some(q, w, head, begin, row_stride, rank, out, row, count)
 
 
-@numba.njit(parallel=True, cache=True)
+@sharing_kernel
 @no_type_check
-def _absorb(q, w, head_stride, row_stride, rank, out, threads):  # pragma: no cover
+def _absorb(
+    q, rows, heads, dim, like, w, head_stride, row_stride, rank, out, latent_dim, threads
+):  # fmt: skip  # pragma: no cover
+    q, w = singles(q, rows * heads * dim).reshape((rows, heads, dim)), elements(w, 1, like)
+    out = singles(out, rows * heads * latent_dim).reshape((rows, heads, latent_dim))
     if threads == 1:
         _absorb_heads(0, 1, q, w, head_stride, row_stride, rank, out)
         return
@@ -137,9 +146,13 @@ def _expand_heads(
             _expand_some(latent, w, head, begin, row_stride, v_dim, out, row, count)
 
 
-@numba.njit(parallel=True, cache=True)
+@sharing_kernel
 @no_type_check
-def _expand(latent, w, head_stride, row_stride, v_dim, out, threads):  # pragma: no cover
+def _expand(
+    latent, rows, heads, rank, like, w, head_stride, row_stride, v_dim, out_like, out, threads
+):  # fmt: skip  # pragma: no cover
+    latent = singles(latent, rows * heads * rank).reshape((rows, heads, rank))
+    w, out = elements(w, 1, like), elements(out, 1, out_like)
     if threads == 1:
         _expand_heads(0, 1, latent, w, head_stride, row_stride, v_dim, out)
         return

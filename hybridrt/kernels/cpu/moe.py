@@ -16,7 +16,7 @@ from torch import Tensor
 from hybridrt.kernels.cpu.bfloat16 import halves, integers, narrow, singles
 from hybridrt.kernels.cpu.dot_bfloat16 import ROWS, VECTORS, make_dot
 from hybridrt.kernels.cpu.expert_gates import SQUARED_RELU, Gate, apply_gate
-from hybridrt.kernels.cpu.jit import inner
+from hybridrt.kernels.cpu.jit import inner, sharing_kernel
 
 BLOCK = 64  # rows of a matrix, which stay in an L2 cache for all tokens of an expert
 GROUP = VECTORS[-1]  # tokens at once
@@ -74,7 +74,7 @@ def run_experts(
     values = torch.empty(ids.numel(), sizes.inner, dtype=x.dtype)
     out = torch.empty_like(x)
     products = values.numel() * sizes.hidden
-    known = _run(  # pyright: ignore[reportCallIssue]
+    known = _run(
         *(x.data_ptr(), ids.data_ptr(), weights.data_ptr(), matrices, gate, sizes),
         *(values.data_ptr(), out.data_ptr()),
         numba.get_num_threads() if products > SMALL else 1,
@@ -233,7 +233,7 @@ def _second(
                 result[i] = narrow(total[token, i])
 
 
-@numba.njit(parallel=True, cache=True)
+@sharing_kernel
 @no_type_check
 def _run(x, ids, weights, matrices, gate, sizes, values, out, threads):  # pragma: no cover
     """Whether all experts are known; if not, nothing is computed."""

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from hybridrt.batch import Rows, TokenPages
 from hybridrt.kernels.cpu.attend import Sizes, attend
+from hybridrt.kernels.cpu.bfloat16 import is_readable, of_dtype
 from hybridrt.kernels.cpu.causal_attention import causal_attention
-from hybridrt.kernels.cpu.flat import is_readable, kept_bits
 from hybridrt.kernels.reference import paged_attention as reference
 from hybridrt.kernels.reference.gather import Reach
 from hybridrt.kernels.reference.softmax_attention import Softmax
@@ -56,22 +56,23 @@ def _decode(
     softmax: Softmax,
     reach: Reach,
 ) -> Float32[Tensor, "rows heads head_dim_v"]:
-    sinks = softmax.sinks
-    out = torch.empty(*q.shape[:2], v.shape[-1])
-    attend(  # pyright: ignore[reportCallIssue]
-        q.float().contiguous().numpy(),
-        kept_bits(k),
-        kept_bits(k),
-        kept_bits(v),
-        kept_bits(pages.page_table),
+    sinks = None if softmax.sinks is None else softmax.sinks.float().contiguous()
+    q, out = q.float().contiguous(), torch.empty(*q.shape[:2], v.shape[-1])
+    attend(
+        q.data_ptr(),
+        of_dtype(k),
+        k.data_ptr(),
+        k.data_ptr(),
+        v.data_ptr(),
+        pages.page_table.data_ptr(),
         pages.page_table.stride(0),
-        batch.context_lens.numpy(),
-        len(q),
+        batch.context_lens.data_ptr(),
+        *q.shape[:2],
         _sizes(k, v, reach),
         np.float32(softmax.scale),
         np.float32(softmax.softcap or 0),
-        (torch.empty(0) if sinks is None else sinks.float()).numpy(),
-        out.view(-1).numpy(),
+        0 if sinks is None else sinks.data_ptr(),
+        out.data_ptr(),
         numba.get_num_threads(),
     )
     return out

@@ -9,7 +9,7 @@ from jaxtyping import BFloat16
 from torch import Tensor
 
 from hybridrt.kernels.cpu.bfloat16 import halves, narrow, widen
-from hybridrt.kernels.cpu.jit import FEW, kernel, parallel_kernel
+from hybridrt.kernels.cpu.jit import FEW, inner_fast, kernel, parallel_kernel
 
 
 def rms_norm(
@@ -31,7 +31,7 @@ def rms_norm(
     return out
 
 
-@kernel
+@inner_fast
 @no_type_check
 def _norm(  # pragma: no cover  (compiled)
     x, stride, inner_stride, weight, out, first, last, inner, size, eps, offset

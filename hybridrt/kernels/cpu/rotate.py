@@ -9,7 +9,7 @@ from jaxtyping import BFloat16, Float32, Int64
 from torch import Tensor
 
 from hybridrt.kernels.cpu.bfloat16 import halves, integers, narrow, singles, widen
-from hybridrt.kernels.cpu.jit import FEW, kernel, parallel_kernel
+from hybridrt.kernels.cpu.jit import FEW, inner_fast, kernel, parallel_kernel
 
 
 def rotate(
@@ -39,7 +39,7 @@ def rotate(
     return out
 
 
-@kernel
+@inner_fast
 @no_type_check
 def _rotate(  # pragma: no cover  (compiled)
     x, stride, head_stride, table, position, out, heads, size, half, interleaved, sign

@@ -9,7 +9,7 @@ from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
 from hybridrt.kernels.cpu.bfloat16 import DTYPES, as_float, elements, integers, of_dtype, singles
-from hybridrt.kernels.cpu.jit import kernel, parallel_kernel
+from hybridrt.kernels.cpu.jit import inner_fast, kernel, parallel_kernel
 from hybridrt.kernels.reference.route import Routing
 
 SMALL = 500_000  # products: 20 us, not worth a second thread
@@ -47,7 +47,7 @@ def route(
     return ids, weights
 
 
-@kernel
+@inner_fast
 @no_type_check
 def _logits(
     x_like, x, like, weight, logits, tokens, experts, hidden, first, last
@@ -77,7 +77,7 @@ def _logits_many(*args):  # pragma: no cover
         _logits(*args, share * SHARE, min(experts, (share + 1) * SHARE))
 
 
-@kernel
+@inner_fast
 @no_type_check
 def _score(logits, is_softmax):  # pragma: no cover
     """Turns a token's logits into scores."""

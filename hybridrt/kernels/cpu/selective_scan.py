@@ -19,8 +19,17 @@ from hybridrt.kernels.cpu.bfloat16 import (
     singles,
 )
 from hybridrt.kernels.cpu.fast_exp import fast_exp
-from hybridrt.kernels.cpu.flat import clear_padding, row_starts
 from hybridrt.kernels.cpu.jit import inline, inlined, parallel_kernel
+from hybridrt.kernels.cpu.state_rows import (
+    StateRows,
+    clear_padding,
+    follows,
+    has_initial,
+    live,
+    sources,
+    starts,
+    targets,
+)
 from hybridrt.kernels.cpu.vector_math import exp, fma, mul, splat, store_sums
 from hybridrt.kernels.cpu.vectors import LANES, load, pointer, prefetch, store
 from hybridrt.kernels.reference import selective_scan as reference
@@ -47,16 +56,11 @@ def selective_scan(
     x = x.contiguous()
     dt, A, B, C, D = (part.float().contiguous() for part in (dt, A, B, C, D))
     y = torch.empty(x.shape, dtype=x.dtype)
-    starts = row_starts(ssm_state, pages, initial_pages)
-    rows = (batch.cu_seqlens_q, batch.has_initial_state, batch.follows)
     _scan(
         *(of_dtype(x), x.data_ptr(), dt.data_ptr(), A.data_ptr(), B.data_ptr(), C.data_ptr()),
-        *(D.data_ptr(), *(part.numpy() for part in rows)),
-        *(of_dtype(ssm_state), ssm_state.data_ptr()),
-        *starts,
-        *(y.data_ptr(), *A.shape),
+        *(D.data_ptr(), StateRows.of(batch, ssm_state, pages, initial_pages)),
+        *(of_dtype(ssm_state), ssm_state.data_ptr(), y.data_ptr(), *A.shape),
     )
-    clear_padding(y, len(pages), starts[1])
     return y
 
 
@@ -70,37 +74,34 @@ def _scan(  # pragma: no cover  (compiled, as all below)
     B,
     C,
     D,
-    cu_seqlens,
-    has_initial,
-    follows,
+    rows,
     state_like,
     states,
-    sources,
-    targets,
     y,
     channels,
     state_size,
 ):
-    rows = len(targets)
-    shares = (channels + CHANNELS - 1) // CHANNELS
-    for i in numba.prange(rows * shares):
+    clear_padding(rows, y, like.itemsize * channels)
+    count_live, shares = live(rows), (channels + CHANNELS - 1) // CHANNELS
+    for i in numba.prange(count_live * shares):
         begin, first = i // shares, i % shares * CHANNELS
-        if follows[begin]:
+        tokens, goes_on = starts(rows), follows(rows)
+        if goes_on[begin]:
             continue
         end = begin + 1
-        while end < rows and follows[end]:
+        while end < count_live and goes_on[end]:
             end += 1
         count = min(CHANNELS, channels - first)
         h, sums = np.empty(count * state_size, np.float32), np.empty(CHANNELS, np.float32)
         for row in range(begin, end):
             # Of a row that follows it is what the row before it has left, rounded as there.
-            source = sources[row] + first * state_size
+            source = sources(rows)[row] * rows.stride + first * state_size
             kept = elements(states + state_like.itemsize * source, len(h), state_like)
             for n in range(len(h)):
-                h[n] = as_float(kept[n]) if has_initial[row] else np.float32(0)
-            for t in range(cu_seqlens[row], cu_seqlens[row + 1]):
+                h[n] = as_float(kept[n]) if has_initial(rows)[row] else np.float32(0)
+            for t in range(tokens[row], tokens[row + 1]):
                 place = t * channels + first
-                if t + AHEAD < cu_seqlens[row + 1]:
+                if t + AHEAD < tokens[row + 1]:
                     coming = place + AHEAD * channels
                     _fetch(octets(dt + 4 * coming, 4 * count))
                     _fetch(octets(x + like.itemsize * coming, like.itemsize * count))
@@ -115,7 +116,7 @@ def _scan(  # pragma: no cover  (compiled, as all below)
                     _step_of_vectors(h, given, steps, rates, b, c, skip, result, like, sums)
                 else:
                     _step(h, given, steps, rates, b, c, skip, result, like, state_size)
-            target = targets[row] + first * state_size
+            target = targets(rows)[row] * rows.stride + first * state_size
             left = elements(states + state_like.itemsize * target, len(h), state_like)
             for n in range(len(h)):
                 left[n] = as_element(h[n], state_like)

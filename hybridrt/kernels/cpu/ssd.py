@@ -20,8 +20,17 @@ from hybridrt.kernels.cpu.bfloat16 import (
     of_dtype,
     singles,
 )
-from hybridrt.kernels.cpu.flat import clear_padding, row_starts
 from hybridrt.kernels.cpu.jit import inline, inlined, parallel_kernel
+from hybridrt.kernels.cpu.state_rows import (
+    StateRows,
+    clear_padding,
+    follows,
+    has_initial,
+    live,
+    sources,
+    starts,
+    targets,
+)
 from hybridrt.kernels.cpu.vector_math import fma, mul, splat, store_sums
 from hybridrt.kernels.cpu.vectors import LANES, load, pointer, store
 from hybridrt.kernels.reference import ssd as reference
@@ -46,17 +55,12 @@ def ssd(
     x, B, C = (_whole(part.to(x.dtype)) for part in (x, B, C))
     dt, A, D = (part.float().contiguous() for part in (dt, A, D))
     y = torch.empty(x.shape, dtype=x.dtype)
-    starts = row_starts(ssm_state, pages, initial_pages)
-    rows = (batch.cu_seqlens_q, batch.has_initial_state, batch.follows)
     _scan(
         *(of_dtype(x), x.data_ptr(), x.stride(0), dt.data_ptr(), A.data_ptr()),
         *(B.data_ptr(), B.stride(0), C.data_ptr(), C.stride(0), D.data_ptr()),
-        *(part.numpy() for part in rows),
-        *(of_dtype(ssm_state), ssm_state.data_ptr()),
-        *starts,
-        *(y.data_ptr(), *x.shape[1:], *B.shape[1:]),
+        *(StateRows.of(batch, ssm_state, pages, initial_pages), of_dtype(ssm_state)),
+        *(ssm_state.data_ptr(), y.data_ptr(), *x.shape[1:], *B.shape[1:]),
     )
-    clear_padding(y, len(pages), starts[1])
     return y
 
 
@@ -78,26 +82,24 @@ def _scan(  # pragma: no cover  (compiled, as all below)
     C,
     c_stride,
     D,
-    cu_seqlens,
-    has_initial,
-    follows,
+    rows,
     state_like,
     states,
-    sources,
-    targets,
     y,
     heads,
     head_dim,
     groups,
     state_size,
 ):
-    item, rows, size = like.itemsize, len(targets), head_dim * state_size
-    for i in numba.prange(rows * heads):
+    item, count, size = like.itemsize, live(rows), head_dim * state_size
+    clear_padding(rows, y, item * heads * head_dim)
+    for i in numba.prange(count * heads):
         first, head = i // heads, i % heads
-        if follows[first]:
+        tokens, goes_on, target, source = starts(rows), follows(rows), targets(rows), sources(rows)
+        if goes_on[first]:
             continue
         last = first + 1
-        while last < rows and follows[last]:
+        while last < count and goes_on[last]:
             last += 1
         group = head // (heads // groups) * state_size
         b, c = np.empty(state_size, np.float32), np.empty(state_size, np.float32)
@@ -106,17 +108,17 @@ def _scan(  # pragma: no cover  (compiled, as all below)
         in_place = state_like.itemsize == 4
         scratch = np.empty(0 if in_place else size, np.float32)
         for row in range(first, last):
-            place = states + state_like.itemsize * (targets[row] + head * size)
+            place = states + state_like.itemsize * (target[row] * rows.stride + head * size)
             page = elements(place, size, state_like)
             h = singles(place, size) if in_place else scratch
-            if not has_initial[row]:
+            if not has_initial(rows)[row]:
                 h[:] = 0
-            elif sources[row] != targets[row] or not in_place:
-                start = states + state_like.itemsize * (sources[row] + head * size)
-                source = elements(start, size, state_like)
+            elif source[row] != target[row] or not in_place:
+                start = states + state_like.itemsize * (source[row] * rows.stride + head * size)
+                kept_there = elements(start, size, state_like)
                 for n in range(size):
-                    h[n] = as_float(source[n])
-            for t in range(cu_seqlens[row], cu_seqlens[row + 1]):
+                    h[n] = as_float(kept_there[n])
+            for t in range(tokens[row], tokens[row + 1]):
                 given = elements(B + item * (t * b_stride + group), state_size, like)
                 asked = elements(C + item * (t * c_stride + group), state_size, like)
                 for n in range(state_size):

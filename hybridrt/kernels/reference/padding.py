@@ -4,10 +4,17 @@ import torch
 from jaxtyping import Int64, Shaped
 from torch import Tensor
 
+from hybridrt.kernels.tape import recording
+
 
 def may_pad(places: Int64[Tensor, " rows"]) -> bool:
-    """Whether a place may be -1. A CUDA device is not asked: there any may be."""
-    return places.is_cuda or bool((places < 0).any())
+    """Whether a place may be -1. Where that can't be asked, any may be."""
+    return _is_unreadable(places) or bool((places < 0).any())
+
+
+def _is_unreadable(places: Tensor) -> bool:
+    """Whether what happens must not depend on the numbers: on a CUDA device, and on a tape."""
+    return places.is_cuda or recording.tape is not None
 
 
 def live_only(
@@ -16,7 +23,7 @@ def live_only(
     held: Shaped[Tensor, "  1 *dims"],
 ) -> tuple[Shaped[Tensor, "  live *dims"], Int64[Tensor, " live"]]:
     """What to write and where, without padding; `held` is what place 0 holds."""
-    if places.is_cuda:
+    if _is_unreadable(places):
         return _repeat_a_live_one(values, places, held)
     if may_pad(places):
         live = places >= 0

@@ -1,0 +1,84 @@
+"""Decode steps on a CPU from tapes: kernel after kernel, without the model's Python code between."""
+
+import logging
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.modules import module as nn_module
+
+from hybridrt.batch import ForwardBatch
+from hybridrt.cache.plan import GroupPlan
+from hybridrt.engine.static_decode import StaticBatches, StaticDecode, decode_step
+from hybridrt.kernels.op import is_observed
+from hybridrt.kernels.tape import Tape, recorded
+from hybridrt.models.causal_lm import CausalLM
+
+logger = logging.getLogger(__name__)
+
+MOST_ROWS = 32  # with more of them a step takes so long that its Python code doesn't count
+MOST_TAPES = 8  # each has memory for all that a step computes
+
+
+class TapedDecode(StaticDecode):
+    """Runs batches of decodes from a tape for each number of rows, none of them padding.
+
+    A tape is recorded when a number of rows comes up for the second time, by a step that is
+    computed as ever. If it has a flaw, steps of this model go on as without this.
+    """
+
+    def __init__(
+        self, model: CausalLM, groups: Sequence[GroupPlan], max_num_seqs: int, max_model_len: int
+    ) -> None:
+        sizes = range(1, min(max_num_seqs, MOST_ROWS) + 1)
+        switches = model.rope_switch_length is not None
+        cpu = torch.device("cpu")
+        batches = StaticBatches(groups, sizes, max_model_len, cpu, switches_rope=switches)
+        super().__init__(batches, self._from_tape)
+        self.flaw: str | None = None
+        self._plain = decode_step(model)
+        self._seen = set[int]()
+        self._tapes = OrderedDict[int, tuple[Tape, Tensor]]()
+        # A hook belongs to a call of a module, which a tape doesn't make.
+        self._hooks = [nn_module._global_forward_hooks, nn_module._global_forward_pre_hooks]
+        for module in model.modules():
+            self._hooks += [module._forward_hooks, module._forward_pre_hooks]
+
+    def takes(self, batch: ForwardBatch) -> bool:
+        if self.flaw is not None or not super().takes(batch):
+            return False
+        return not (any(self._hooks) or is_observed())
+
+    def run(self, batch: ForwardBatch) -> Float[Tensor, "rows vocab"]:
+        if batch.num_rows not in self._seen:
+            self._seen.add(batch.num_rows)
+            return self._plain(batch)
+        return super().run(batch)
+
+    @property
+    def num_calls(self) -> dict[int, int]:
+        """Calls in the tape of each number of rows."""
+        return {rows: len(tape) for rows, (tape, _) in self._tapes.items()}
+
+    def _from_tape(self, batch: ForwardBatch) -> Float[Tensor, "rows vocab"]:
+        found = self._tapes.get(batch.num_rows)
+        if found is None:
+            return self._record(batch)
+        self._tapes.move_to_end(batch.num_rows)
+        tape, logits = found
+        tape.replay()
+        return logits
+
+    def _record(self, batch: ForwardBatch) -> Float[Tensor, "rows vocab"]:
+        with recorded() as tape:
+            logits = self._plain(batch)
+        if tape.flaw is not None:
+            self.flaw = tape.flaw
+            logger.info("decode steps can't be recorded: %s", tape.flaw)
+            return logits
+        self._tapes[batch.num_rows] = tape, logits
+        if len(self._tapes) > MOST_TAPES:
+            self._tapes.popitem(last=False)
+        return logits

@@ -1,0 +1,99 @@
+"""What kernels that change states are told of a step's rows, and of the pages of their states."""
+
+from typing import NamedTuple, no_type_check
+
+import numba
+import numpy as np
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from hybridrt.batch import Rows
+from hybridrt.kernels.cpu.bfloat16 import address_of, integers, octets
+from hybridrt.kernels.cpu.jit import inlined
+
+
+class StateRows(NamedTuple):
+    """Addresses of what `Rows` says, and of page ids. Pages are `stride` elements apart."""
+
+    num_rows: int
+    cu_seqlens: int
+    has_initial: int
+    follows: int
+    pages: int
+    initial_pages: int
+    stride: int
+
+    @classmethod
+    def of(
+        cls,
+        batch: Rows,
+        cache: Float[Tensor, "  pages *state"],
+        pages: Int64[Tensor, " rows"],
+        initial_pages: Int64[Tensor, " rows"],
+    ) -> "StateRows":
+        """Of tensors without gaps, which whoever holds the addresses has to hold."""
+        assert pages.stride(0) == initial_pages.stride(0) == 1 or len(pages) == 1
+        return cls(
+            num_rows=len(pages),
+            cu_seqlens=batch.cu_seqlens_q.data_ptr(),
+            has_initial=batch.has_initial_state.data_ptr(),
+            follows=batch.follows.data_ptr(),
+            pages=pages.data_ptr(),
+            initial_pages=initial_pages.data_ptr(),
+            stride=cache.stride(0),
+        )
+
+
+@inlined
+@no_type_check
+def starts(rows):  # pragma: no cover  (compiled, as all below)
+    """Where each row's tokens begin, and where the last one's end."""
+    return numba.carray(address_of(rows.cu_seqlens), (rows.num_rows + 1,), np.int32)
+
+
+@inlined
+@no_type_check
+def has_initial(rows):  # pragma: no cover
+    """Whether each row has a state to start from: 0 if not."""
+    return octets(rows.has_initial, rows.num_rows)
+
+
+@inlined
+@no_type_check
+def follows(rows):  # pragma: no cover
+    """Whether each row goes on with what the one before it leaves: 0 if not."""
+    return octets(rows.follows, rows.num_rows)
+
+
+@inlined
+@no_type_check
+def targets(rows):  # pragma: no cover
+    """The page in which each row leaves its state."""
+    return integers(rows.pages, rows.num_rows)
+
+
+@inlined
+@no_type_check
+def sources(rows):  # pragma: no cover
+    """The page with the state that each row starts from."""
+    return integers(rows.initial_pages, rows.num_rows)
+
+
+@inlined
+@no_type_check
+def live(rows):  # pragma: no cover
+    """How many rows are no padding, which comes last."""
+    pages, count = integers(rows.pages, rows.num_rows), rows.num_rows
+    while count > 0 and pages[count - 1] < 0:
+        count -= 1
+    return count
+
+
+@inlined
+@no_type_check
+def clear_padding(rows, out, token_bytes):  # pragma: no cover
+    """Zeros for the tokens of rows that are padding."""
+    tokens, count = starts(rows), live(rows)
+    if count < rows.num_rows:
+        padding = tokens[rows.num_rows] - tokens[count]
+        octets(out + token_bytes * tokens[count], token_bytes * padding)[:] = 0

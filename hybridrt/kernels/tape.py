@@ -1,0 +1,189 @@
+"""Tape: the calls of a step on a CPU, which can be made again without the Python code around them.
+
+What a CUDA graph is on a GPU: a step of fixed shapes, on tensors that don't move, comes down to a
+list of compiled functions and their arguments, among them the addresses of results. Whoever makes
+the calls again gets new results of what stands in the step's inputs by then.
+
+While a tape is recorded everything is computed as ever. `Kernel`s (`hybridrt.kernels.cpu.jit`) are
+seen as they are called, torch's operations as they are dispatched. What Python reads of a tensor is
+not seen, so whatever lets it do so is a flaw, and a tape with one is of no use.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.overrides import TorchFunctionMode, resolve_name
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+Call = tuple[Callable[..., Any], tuple[Any, ...]]
+"""A function and its arguments."""
+
+_READS = frozenset(
+    (Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.__dlpack__, Tensor.__reduce_ex__)
+)
+"""How Python gets at a tensor's numbers without an operation that torch dispatches."""
+
+_DEPENDS_ON_NUMBERS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+
+
+class Tape:
+    """Calls in order.
+
+    Attributes:
+        flaw: why they don't make up the step; None: they do.
+    """
+
+    def __init__(self) -> None:
+        self.flaw: str | None = None
+        self._calls: list[Call] = []
+        self._held: list[Any] = []  # whose addresses are among the arguments
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def replay(self) -> None:
+        """Makes all calls again.
+
+        Raises:
+            IndexError: a kernel, which returned False, has no place for a number that it was given.
+        """
+        for function, args in self._calls:
+            if function(*args) is False:
+                raise IndexError(f"{function} refuses its arguments")
+
+    def add(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        """Notes a call, which holds its arguments."""
+        self._calls.append((function, args))
+
+    def hold(self, *what: Any) -> None:
+        """Keeps what has an address from being freed."""
+        self._held += what
+
+    def add_operation(
+        self, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
+    ) -> None:
+        """Notes one of torch's operations, whose results are written where they were now."""
+        results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        self.hold(*results)
+        if any(tag in op.tags for tag in _DEPENDS_ON_NUMBERS):
+            self.flaw = f"{op} gives what depends on numbers in a tensor"
+        elif op._schema.is_mutable:
+            self.add(partial(op, **kwargs), tuple(args))
+        elif not (_only_allocates(op) or _are_views(results, (args, kwargs))):
+            if len(results) == 1 and (writer := _writer(op)) is not None:
+                function, name = writer
+                self.add(partial(function, **{**kwargs, name: results[0]}), tuple(args))
+            else:
+                self.add(partial(_copy_results, op, results, kwargs), tuple(args))
+
+
+class _Recording(threading.local):
+    """The tape that this thread records; None: none."""
+
+    tape: Tape | None = None
+
+
+recording = _Recording()
+
+
+@contextmanager
+def recorded() -> Iterator[Tape]:
+    """Records what this thread computes inside."""
+    assert recording.tape is None, "a tape is being recorded already"
+    tape = recording.tape = Tape()
+    try:
+        with _Functions(tape), _Operations(tape):
+            yield tape
+    finally:
+        recording.tape = None
+
+
+class _Operations(TorchDispatchMode):
+    """Sees torch's operations, after they are computed."""
+
+    def __init__(self, tape: Tape) -> None:
+        super().__init__()
+        self._tape = tape
+
+    def __torch_dispatch__(
+        self,
+        func: OpOverload,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        with self:  # of an operation made of others, those are noted
+            result = func.decompose(*args, **kwargs)
+        if result is NotImplemented:
+            result = func(*args, **kwargs)
+            self._tape.add_operation(func, args, kwargs, result)
+        return result
+
+
+class _Functions(TorchFunctionMode):
+    """Sees what is asked of tensors without an operation."""
+
+    def __init__(self, tape: Tape) -> None:
+        super().__init__()
+        self._tape = tape
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func in _READS:
+            self._tape.flaw = f"{resolve_name(func)} lets Python read a tensor"
+        elif func is Tensor.data_ptr:
+            self._tape.hold(args[0])
+        return func(*args, **(kwargs or {}))
+
+
+def _only_allocates(op: OpOverload) -> bool:
+    return op._schema.name.startswith(("aten::empty", "aten::new_empty"))
+
+
+def _are_views(results: Sequence[Tensor], given: Any) -> bool:
+    """Whether results stand in the memory of an argument."""
+    tensors = (leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor))
+    memory = {_memory(tensor) for tensor in tensors}
+    return all(_memory(result) in memory for result in results)
+
+
+def _memory(tensor: Tensor) -> int:
+    """Where a tensor's storage begins. oneDNN's own has no address, and no views."""
+    return id(tensor) if tensor.is_mkldnn else tensor.untyped_storage().data_ptr()
+
+
+def _copy_results(
+    op: OpOverload, results: Sequence[Tensor], kwargs: Mapping[str, Any], *args: Any
+) -> None:
+    again = op(*args, **kwargs)
+    for result, new in zip(results, tree_leaves(again), strict=True):
+        result.copy_(new)
+
+
+@cache
+def _writer(op: OpOverload) -> tuple[OpOverload, str] | None:
+    """The same operation with an argument into which it writes its one result, and that's name."""
+    wanted = [(argument.name, str(argument.type)) for argument in op._schema.arguments]
+    for name in op.overloadpacket.overloads():
+        other = getattr(op.overloadpacket, name)
+        arguments = other._schema.arguments
+        into = [argument.name for argument in arguments if argument.is_out]
+        given = [
+            (argument.name, str(argument.type)) for argument in arguments if not argument.is_out
+        ]
+        if len(into) == 1 and given == wanted:
+            return other, into[0]
+    return None
