@@ -1,4 +1,4 @@
-"""Decode steps on a CPU from tapes: kernel after kernel, without the model's Python code between."""
+"""Decode steps on a CPU from tapes: kernel after kernel, without Python code between."""
 
 import logging
 from collections import OrderedDict

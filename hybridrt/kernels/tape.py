@@ -30,6 +30,10 @@ _READS = frozenset(
 )
 """How Python gets at a tensor's numbers without an operation that torch dispatches."""
 
+aten = torch.ops.aten
+
+_COPIES = (aten._to_copy.default, aten.clone.default)
+
 _DEPENDS_ON_NUMBERS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
 
@@ -75,13 +79,20 @@ class Tape:
         if any(tag in op.tags for tag in _DEPENDS_ON_NUMBERS):
             self.flaw = f"{op} gives what depends on numbers in a tensor"
         elif op._schema.is_mutable:
-            self.add(partial(op, **kwargs), tuple(args))
+            self.add(partial(op._op, **kwargs), tuple(args))
         elif not (_only_allocates(op) or _are_views(results, (args, kwargs))):
-            if len(results) == 1 and (writer := _writer(op)) is not None:
-                function, name = writer
-                self.add(partial(function, **{**kwargs, name: results[0]}), tuple(args))
-            else:
-                self.add(partial(_copy_results, op, results, kwargs), tuple(args))
+            self._add_computed(op, args, kwargs, results)
+
+    def _add_computed(
+        self, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], results: list[Tensor]
+    ) -> None:
+        if op in _COPIES:
+            self.add(aten.copy_.default._op, (results[0], args[0]))
+        elif len(results) == 1 and (writer := _writer(op)) is not None:
+            function, name = writer
+            self.add(partial(function._op, **{**kwargs, name: results[0]}), tuple(args))
+        else:
+            self.add(partial(_copy_results, op, results, kwargs), tuple(args))
 
 
 class _Recording(threading.local):

@@ -6,24 +6,17 @@ import torch
 from jaxtyping import Float
 from pydantic import PositiveInt, model_validator
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from hybridrt.batch import ForwardBatch
 from hybridrt.cache.spec import INPUTS, CacheSpec, State
 from hybridrt.kernels.causal_conv1d import causal_conv1d
+from hybridrt.kernels.delta_inputs import delta_inputs
 from hybridrt.kernels.gated_delta_rule import gated_delta_rule
 from hybridrt.layers.cached import CachedLayer
 from hybridrt.layers.conv import CausalConv1d, FusedCausalConv1d
 from hybridrt.layers.linear import FusedLinear, Linear
 from hybridrt.layers.norm import GatedRMSNorm
 from hybridrt.values import Value, check_divides
-
-
-def l2_norm(x: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size"]:
-    """`x / sqrt(sum(x^2) + 1e-6)` over the last axis, in float32."""
-    x = x.float()
-    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
-
 
 Projections = Literal["by_key_head", "by_kind", "apart"]
 
@@ -130,14 +123,16 @@ class GatedDeltaNet(CachedLayer):
             batch.for_states,
             self.state_backend,
         )
-        q, k, v = qkv.split([self.key_dim, self.key_dim, self.value_dim], dim=-1)
-        q, k = (l2_norm(part.unflatten(-1, (cfg.num_key_heads, -1))) for part in (q, k))
+        qk, v = qkv.split([2 * self.key_dim, self.value_dim], dim=-1)
+        q, k, g, beta = delta_inputs(
+            qk, a, b, self.A_log, self.dt_bias, cfg.num_key_heads, self._beta_scale
+        )
         y = gated_delta_rule(
-            q * cfg.key_head_dim**-0.5,
+            q,
             k,
             v.unflatten(-1, (cfg.num_value_heads, -1)),
-            -torch.exp(self.A_log) * F.softplus(a.float() + self.dt_bias),
-            self._beta_scale * torch.sigmoid(b.float()),
+            g,
+            beta,
             self.ssm_state,
             pages,
             initial_pages,

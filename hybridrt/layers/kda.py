@@ -10,9 +10,9 @@ from hybridrt.batch import ForwardBatch
 from hybridrt.cache.spec import INPUTS, CacheSpec, State
 from hybridrt.kernels.causal_conv1d import causal_conv1d
 from hybridrt.kernels.gated_delta_rule import gated_delta_rule
+from hybridrt.kernels.reference.delta_inputs import l2_norm
 from hybridrt.layers.cached import CachedLayer
 from hybridrt.layers.conv import CausalConv1d
-from hybridrt.layers.gated_delta_net import l2_norm
 from hybridrt.layers.linear import FusedLinear, Linear
 from hybridrt.values import Value
 

@@ -21,7 +21,7 @@ from hybridrt.kernels.cpu.attend_tile import (
     score,
     weigh,
 )
-from hybridrt.kernels.cpu.bfloat16 import address_of, elements, integers, singles
+from hybridrt.kernels.cpu.bfloat16 import address_of, as_float, elements, integers, singles
 from hybridrt.kernels.cpu.jit import inner, sharing_kernel
 from hybridrt.kernels.cpu.vectors import LANES, pointer
 
@@ -33,10 +33,13 @@ SHARE = 1_000_000  # products that are worth a thread: 10 us
 class Sizes(NamedTuple):
     """Of a key's two parts and a value, of what pages hold, and how far back a token sees.
 
-    `k_block`, `k_head` and `k_token` are strides of the keys' first part. A window of 0 is none.
+    `q_token` and `q_head` are strides of queries, whose numbers are side by side; `k_block`,
+    `k_head` and `k_token` are those of the keys' first part. A window of 0 is none.
     `values_are_keys`: a value begins where its key does.
     """
 
+    q_token: int
+    q_head: int
     k: int
     more: int
     v: int
@@ -118,11 +121,11 @@ def _attend_piece(
 @inner
 @no_type_check
 def _work(
-    worker, workers, q, k, more, v, table, table_stride, positions, sizes, scale, softcap, sinks,
-    pieces, jobs, apart_rows, apart, apart_tops, apart_totals, out
+    worker, workers, q, heads, k, more, v, table, table_stride, positions, sizes, scale, softcap,
+    sinks, pieces, jobs, apart_rows, apart, apart_tops, apart_totals, out
 ):  # fmt: skip  # pragma: no cover
     """Every job whose turn it is: a piece of a row and some query heads of a key head."""
-    rows, heads = len(pieces), q.shape[1]
+    rows = len(pieces)
     group = heads // sizes.kv_heads
     parts = (group + HEADS - 1) // HEADS
     most = (group + parts - 1) // parts
@@ -145,10 +148,12 @@ def _work(
         here = min(most, (kv_head + 1) * group - head)
         has_sink = piece == 0 and len(sinks) > 0
         for g in range(here):
+            query = row * sizes.q_token + (head + g) * sizes.q_head
             for d in range(sizes.k):
-                queries[g * width + d] = q[row, head + g, d] * scale
+                queries[g * width + d] = as_float(q[query + d]) * scale
+            query += sizes.k
             for d in range(sizes.more):
-                queries[g * width + second + d] = q[row, head + g, sizes.k + d] * scale
+                queries[g * width + second + d] = as_float(q[query + d]) * scale
             tops[g] = sinks[head + g] if has_sink else NOTHING
             totals[g] = 1 if has_sink else 0
         sums[:] = 0
@@ -181,22 +186,25 @@ def _work(
 @sharing_kernel
 @no_type_check
 def attend(
-    q, like, k, more, v, table, table_stride, positions, rows, heads, sizes, scale, softcap, sinks,
-    out, threads
+    q_like, q, like, k, more, v, table, table_stride, positions, rows, heads, sizes, scale, softcap,
+    sinks, out, threads
 ):  # fmt: skip  # pragma: no cover
     """Each row's query, at its position, into `out`: rows, heads and values one behind another.
 
-    All of these are addresses: of float32, but pages, whose numbers are those of `like`, the
-    int32 of the table and the int64 of positions. A key is `[k, more]`, and so is a query.
-    Without sinks, `sinks` is 0.
+    All of these are addresses: queries and results have the numbers of `q_like`, pages those of
+    `like`, the table int32, positions int64. A key is `[k, more]`, and so is a query. Without
+    sinks, which are float32, `sinks` is 0.
     """
-    dim = sizes.k + sizes.more
-    q = singles(q, rows * heads * dim).reshape((rows, heads, dim))
-    k, more, v = elements(k, 1, like), elements(more, 1, like), elements(v, 1, like)
+    q, k, more, v = (
+        elements(q, 1, q_like),
+        elements(k, 1, like),
+        elements(more, 1, like),
+        elements(v, 1, like),
+    )
     table = numba.carray(address_of(table), (rows * table_stride,), np.int32)
     positions = integers(positions, rows)
     sinks = singles(sinks, heads if sinks != 0 else 0)
-    out = singles(out, rows * heads * sizes.v)
+    out = elements(out, rows * heads * sizes.v, q_like)
     parts = (heads // sizes.kv_heads + HEADS - 1) // HEADS
     pieces, jobs, apart_rows = _plan(positions, rows, heads, sizes.kv_heads * parts, sizes)
     joins = apart_rows[rows]
@@ -209,15 +217,15 @@ def attend(
     workers = min(threads, jobs[rows], 1 + products // SHARE)
     if workers == 1:
         _work(
-            0, workers, q, k, more, v, table, table_stride, positions, sizes, scale, softcap, sinks,
-            pieces, jobs, apart_rows, apart, tops, totals, out
+            0, workers, q, heads, k, more, v, table, table_stride, positions, sizes, scale, softcap,
+            sinks, pieces, jobs, apart_rows, apart, tops, totals, out
         )  # fmt: skip
         join_rows(0, workers, heads, sizes.v, pieces, apart_rows, apart, tops, totals, out)
         return
     for worker in numba.prange(workers):
         _work(
-            np.int64(worker), workers, q, k, more, v, table, table_stride, positions, sizes, scale,
-            softcap, sinks, pieces, jobs, apart_rows, apart, tops, totals, out
+            np.int64(worker), workers, q, heads, k, more, v, table, table_stride, positions, sizes,
+            scale, softcap, sinks, pieces, jobs, apart_rows, apart, tops, totals, out
         )  # fmt: skip
     if joins > 0:
         for worker in numba.prange(workers):

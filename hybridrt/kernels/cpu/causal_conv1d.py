@@ -44,10 +44,11 @@ def causal_conv1d(
         x = x.contiguous()
     out = torch.empty(x.shape, dtype=x.dtype)
     weight = weight.to(x.dtype).contiguous()
-    shift = torch.zeros_like(weight[:, 0]) if bias is None else bias.to(x.dtype)
+    bias = None if bias is None else bias.to(x.dtype)
     run = _convolve_few if x.numel() <= FEW else _convolve_many
     run(
-        *(of_dtype(x), x.data_ptr(), x.stride(0), weight.data_ptr(), shift.data_ptr()),
+        *(of_dtype(x), x.data_ptr(), x.stride(0), weight.data_ptr()),
+        0 if bias is None else bias.data_ptr(),
         *(StateRows.of(batch, conv_state, pages, initial_pages), conv_state.data_ptr()),
         *(activation is not None, out.data_ptr(), *weight.shape),
     )
@@ -62,7 +63,11 @@ def _convolve(
     """All rows' tokens, of one share of the channels."""
     history, size, item = width - 1, min(CHANNELS, channels - first), like.itemsize
     total = np.empty(size, np.float32)
-    shift = elements(bias + item * first, size, like)
+    shift = np.zeros(size, np.float32)
+    if bias != 0:
+        added = elements(bias + item * first, size, like)
+        for c in range(size):
+            shift[c] = as_float(added[c])
     given = elements(weight + item * first * width, size * width, like)
     taps = np.empty((width, size), np.float32)  # a tap's channels in a row
     for c in range(size):
@@ -77,7 +82,7 @@ def _convolve(
         left = states + item * (target[row] * rows.stride + first)
         for t in range(end - begin):
             for c in range(size):
-                total[c] = as_float(shift[c])
+                total[c] = shift[c]
             for k in range(width):
                 back = t + k - history  # the tap's token; below 0 in the state
                 if back >= 0:

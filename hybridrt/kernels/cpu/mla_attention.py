@@ -60,6 +60,8 @@ def _decode(
     """What each head attends to: a latent. All query heads are one group."""
     rank = c_kv.shape[-1]
     sizes = Sizes(
+        q_token=q.stride(0),
+        q_head=q.stride(1),
         k=rank,
         more=k_pe.shape[-1],
         v=rank,
@@ -79,6 +81,7 @@ def _decode(
     )
     out = torch.empty(*q.shape[:2], rank)
     attend(
+        of_dtype(q),
         q.data_ptr(),
         of_dtype(c_kv),
         c_kv.data_ptr(),

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hybridrt.batch import Rows, TokenPages
 from hybridrt.kernels.cpu.attend import Sizes, attend
-from hybridrt.kernels.cpu.bfloat16 import is_readable, of_dtype
+from hybridrt.kernels.cpu.bfloat16 import DTYPES, is_readable, of_dtype
 from hybridrt.kernels.cpu.causal_attention import causal_attention
 from hybridrt.kernels.reference import paged_attention as reference
 from hybridrt.kernels.reference.gather import Reach
@@ -34,7 +34,7 @@ def paged_attention(
     softmax, reach = Softmax(scale, sinks, softcap), Reach(window, chunked)
     decoded: Tensor | None = None
     if n and k_scale is None and is_readable(k) and is_readable(v):
-        decoded = _decode(q[:n], k, v, pages, batch, softmax, reach).to(q.dtype)
+        decoded = _decode(q[:n], k, v, pages, batch, softmax, reach)
         if n == len(q):
             return decoded
     cache = reference.PagedKV(k, v, k_scale, v_scale)
@@ -55,10 +55,16 @@ def _decode(
     batch: Rows,
     softmax: Softmax,
     reach: Reach,
-) -> Float32[Tensor, "rows heads head_dim_v"]:
+) -> Float[Tensor, "rows heads head_dim_v"]:
     sinks = None if softmax.sinks is None else softmax.sinks.float().contiguous()
-    q, out = q.float().contiguous(), torch.empty(*q.shape[:2], v.shape[-1])
+    dtype = q.dtype
+    if dtype not in DTYPES:
+        q = q.float()
+    if q.stride(2) != 1:
+        q = q.contiguous()
+    out = torch.empty(*q.shape[:2], v.shape[-1], dtype=q.dtype)
     attend(
+        of_dtype(q),
         q.data_ptr(),
         of_dtype(k),
         k.data_ptr(),
@@ -68,32 +74,35 @@ def _decode(
         pages.page_table.stride(0),
         batch.context_lens.data_ptr(),
         *q.shape[:2],
-        _sizes(k, v, reach),
+        _sizes(q, k, v, reach),
         np.float32(softmax.scale),
         np.float32(softmax.softcap or 0),
         0 if sinks is None else sinks.data_ptr(),
         out.data_ptr(),
         numba.get_num_threads(),
     )
-    return out
+    return out.to(dtype)
 
 
 def _sizes(
+    q: Float[Tensor, "rows heads head_dim_k"],
     k: Shaped[Tensor, "blocks kv_heads block_size head_dim_k"],
     v: Shaped[Tensor, "blocks kv_heads block_size head_dim_v"],
     reach: Reach,
 ) -> Sizes:
     """Of a layer's cache, made once and kept on its keys."""
-    about = v.shape[-1], v.stride(), k.data_ptr() == v.data_ptr(), reach
+    about = q.stride(), v.shape[-1], v.stride(), k.data_ptr() == v.data_ptr(), reach
     kept = getattr(k, "kept_sizes", None)
     if kept is None or kept[0] != about:
-        kept = about, _measure(k, v, reach)
+        kept = about, _measure(q, k, v, reach)
         k.kept_sizes = kept  # pyright: ignore[reportAttributeAccessIssue]
     return kept[1]
 
 
-def _measure(k: Tensor, v: Tensor, reach: Reach) -> Sizes:
+def _measure(q: Tensor, k: Tensor, v: Tensor, reach: Reach) -> Sizes:
     return Sizes(
+        q_token=q.stride(0),
+        q_head=q.stride(1),
         k=k.shape[-1],
         more=0,
         v=v.shape[-1],

@@ -1,0 +1,101 @@
+"""delta_inputs in numba, of bfloat16: one pass over each token."""
+
+from typing import no_type_check
+
+import numba
+import numpy as np
+import torch
+from jaxtyping import BFloat16, Float32
+from torch import Tensor
+
+from hybridrt.kernels.cpu.bfloat16 import halves, singles, widen
+from hybridrt.kernels.cpu.gated import sigmoid
+from hybridrt.kernels.cpu.jit import FEW, inner_fast, kernel, parallel_kernel
+
+
+def delta_inputs(
+    qk: BFloat16[Tensor, "tokens two_key_dims"],
+    a: BFloat16[Tensor, "tokens heads"],
+    b: BFloat16[Tensor, "tokens heads"],
+    A_log: Float32[Tensor, " heads"],
+    dt_bias: Float32[Tensor, " heads"],
+    key_heads: int,
+    beta_scale: float,
+) -> tuple[
+    Float32[Tensor, "tokens key_heads head_k_dim"],
+    Float32[Tensor, "tokens key_heads head_k_dim"],
+    Float32[Tensor, "tokens heads"],
+    Float32[Tensor, "tokens heads"],
+]:
+    """See `hybridrt.kernels.delta_inputs`."""
+    qk, a, b = (part if part.stride(1) == 1 else part.contiguous() for part in (qk, a, b))
+    (tokens, heads), k_dim = a.shape, qk.shape[1] // (2 * key_heads)
+    q, k = torch.empty(2, tokens, key_heads, k_dim)
+    g, beta = torch.empty(2, tokens, heads)
+    run = _few if qk.numel() <= FEW else _many
+    run(
+        *(qk.data_ptr(), qk.stride(0), a.data_ptr(), a.stride(0), b.data_ptr(), b.stride(0)),
+        *(A_log.data_ptr(), dt_bias.data_ptr(), beta_scale),
+        *(q.data_ptr(), k.data_ptr(), g.data_ptr(), beta.data_ptr()),
+        *(tokens, key_heads, k_dim, heads),
+    )
+    return q, k, g, beta
+
+
+@inner_fast
+@no_type_check
+def _normed(given, result, size, factor):  # pragma: no cover  (compiled, as all below)
+    """A head's vector, of the length `factor`."""
+    values, into, total = halves(given, size), singles(result, size), np.float32(0)
+    for i in range(size):
+        value = widen(values[i])
+        total += value * value
+    scale = np.float32(factor) / np.sqrt(total + np.float32(1e-6))
+    for i in range(size):
+        into[i] = widen(values[i]) * scale
+
+
+@inner_fast
+@no_type_check
+def _token(
+    t, qk, qk_stride, a, a_stride, b, b_stride, A_log, dt_bias, beta_scale, q, k, g, beta,
+    key_heads, k_dim, heads
+):  # fmt: skip  # pragma: no cover
+    for head in range(key_heads):
+        given, place = qk + 2 * (t * qk_stride + head * k_dim), 4 * (t * key_heads + head) * k_dim
+        _normed(given, q + place, k_dim, 1 / np.sqrt(k_dim))
+        _normed(given + 2 * key_heads * k_dim, k + place, k_dim, 1.0)
+    steps, rates = halves(a + 2 * t * a_stride, heads), singles(A_log, heads)
+    shares, biases = halves(b + 2 * t * b_stride, heads), singles(dt_bias, heads)
+    decays, corrected = singles(g + 4 * t * heads, heads), singles(beta + 4 * t * heads, heads)
+    for head in range(heads):
+        x = widen(steps[head]) + biases[head]
+        softplus = x if x > np.float32(20) else np.log1p(np.exp(x))  # as torch has it
+        decays[head] = -np.exp(rates[head]) * softplus
+        corrected[head] = np.float32(beta_scale) * sigmoid(widen(shares[head]))
+
+
+@kernel
+@no_type_check
+def _few(
+    qk, qk_stride, a, a_stride, b, b_stride, A_log, dt_bias, beta_scale, q, k, g, beta, tokens,
+    key_heads, k_dim, heads
+):  # fmt: skip  # pragma: no cover
+    for t in range(tokens):
+        _token(
+            t, qk, qk_stride, a, a_stride, b, b_stride, A_log, dt_bias, beta_scale, q, k, g, beta,
+            key_heads, k_dim, heads
+        )  # fmt: skip
+
+
+@parallel_kernel
+@no_type_check
+def _many(
+    qk, qk_stride, a, a_stride, b, b_stride, A_log, dt_bias, beta_scale, q, k, g, beta, tokens,
+    key_heads, k_dim, heads
+):  # fmt: skip  # pragma: no cover
+    for t in numba.prange(tokens):
+        _token(
+            t, qk, qk_stride, a, a_stride, b, b_stride, A_log, dt_bias, beta_scale, q, k, g, beta,
+            key_heads, k_dim, heads
+        )  # fmt: skip
