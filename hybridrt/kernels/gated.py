@@ -1,9 +1,10 @@
-"""Half of a feed-forward layer's inner values gates the other half."""
+"""Some values gate others."""
 
 from math import inf
 
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional as F
 
 from hybridrt.kernels.backend import numba_takes
 from hybridrt.kernels.reference import gates as reference
@@ -25,3 +26,14 @@ def gated(
 
         return cpu.silu_gated(gate_up)
     return reference.gated(gate_up, gating, alpha, limit)
+
+
+def gated_by(
+    values: Float[Tensor, "tokens size"], gate: Float[Tensor, "tokens size"]
+) -> Float[Tensor, "tokens size"]:
+    """`silu(gate) * values`."""
+    if numba_takes(values, gate):
+        from hybridrt.kernels.cpu import gated as cpu
+
+        return cpu.silu_times(gate, values)
+    return values * F.silu(gate)

@@ -163,12 +163,12 @@ class Attention(TokenCached):
             raise RuntimeError(f"{self.name} shares the cache of {self.shares_cache_of.name}")
         if self.cache_format.kv_layout == "NHD":
             views = tuple(view.transpose(1, 2) for view in views)
-        self._by_token = tuple(view.transpose(1, 2) for view in views)
         if len(views) == 1:
             (self.kv,) = views
-            self._k_and_v = self.kv.tensor_split([self.config.head_dim], dim=-1)
+            views = self._k_and_v = self.kv.tensor_split([self.config.head_dim], dim=-1)
         else:
             self.quantised_kv = CachedKV(*views)
+        self._by_token = tuple(view.transpose(1, 2) for view in views)
 
     @property
     def cached(self) -> CachedKV:
@@ -240,14 +240,14 @@ class Attention(TokenCached):
     ) -> None:
         """Writes the new tokens' keys and values into their slots."""
         slots = batch.token_pages(self.cache_group).slots
+        parts = (k, v)
         if self.cache_format.kv_cache_dtype == "int8":
             (k, k_scale), (v, v_scale) = quantise_int8(k), quantise_int8(v)
-            for values, pages in zip((k, v, k_scale, v_scale), self._by_token, strict=True):
-                write_pages(values, pages, slots)
-            return
-        if self.cache_format.kv_cache_dtype == "fp8_e4m3":
-            k, v = quantise_e4m3(k, self.k_scale), quantise_e4m3(v, self.v_scale)
-        write_pages(torch.cat([k, v], dim=-1), self._by_token[0], slots)
+            parts = (k, v, k_scale, v_scale)
+        elif self.cache_format.kv_cache_dtype == "fp8_e4m3":
+            parts = quantise_e4m3(k, self.k_scale), quantise_e4m3(v, self.v_scale)
+        for values, pages in zip(parts, self._by_token, strict=True):
+            write_pages(values, pages, slots)
 
     def attend(
         self,

@@ -9,6 +9,8 @@ from torch.nn import functional as F
 from hybridrt.batch import ForwardBatch
 from hybridrt.cache.spec import INPUTS, CacheSpec, State
 from hybridrt.kernels.causal_conv1d import causal_conv1d
+from hybridrt.kernels.gated import gated_by
+from hybridrt.kernels.scan_inputs import scan_inputs
 from hybridrt.kernels.selective_scan import selective_scan
 from hybridrt.layers.cached import CachedLayer
 from hybridrt.layers.conv import CausalConv1d
@@ -93,10 +95,11 @@ class Mamba1(CachedLayer):
             self.state_backend,
         )
         dt, B, C = self._select(x)
+        steps, A = scan_inputs(dt, None, self.A_log)
         y = selective_scan(
             x,
-            dt,
-            -torch.exp(self.A_log),
+            steps,
+            A,
             B,
             C,
             self.D,
@@ -106,10 +109,10 @@ class Mamba1(CachedLayer):
             batch.for_states,
             self.state_backend,
         )
-        return self.out_proj(y * F.silu(z))
+        return self.out_proj(gated_by(y, z))
 
     def _select(self, x: Float[Tensor, "tokens inner"]) -> tuple[Tensor, Tensor, Tensor]:
-        """The step of each channel, float32 and positive, and the token's B and C."""
+        """What makes the step of each channel, and the token's B and C."""
         cfg = self.config
         sizes = [cfg.time_step_rank, cfg.state_size, cfg.state_size]
         dt, B, C = self.x_proj(x).split(sizes, dim=-1)
@@ -118,4 +121,4 @@ class Mamba1(CachedLayer):
         elif cfg.inner_norm_eps is not None:
             eps = cfg.inner_norm_eps
             dt, B, C = (F.rms_norm(part, part.shape[-1:], eps=eps) for part in (dt, B, C))
-        return F.softplus(self.dt_proj(dt).float()), B, C
+        return self.dt_proj(dt), B, C

@@ -8,6 +8,8 @@ from torch.nn import functional as F
 from hybridrt.batch import ForwardBatch
 from hybridrt.cache.spec import INPUTS, CacheSpec, State
 from hybridrt.kernels.causal_conv1d import causal_conv1d
+from hybridrt.kernels.gated import gated_by
+from hybridrt.kernels.scan_inputs import scan_inputs
 from hybridrt.kernels.selective_scan import selective_scan
 from hybridrt.layers.cached import CachedLayer
 from hybridrt.layers.conv import CausalConv1d
@@ -76,7 +78,7 @@ class Mamba1Heads(CachedLayer):
         )
         parts = enumerate(x.split(self.head_dim, dim=-1))
         y = torch.cat([self._scan(head, part.contiguous(), batch) for head, part in parts], dim=-1)
-        return self.out_proj(y * F.silu(z))
+        return self.out_proj(gated_by(y, z))
 
     def _scan(
         self, head: int, x: Float[Tensor, "tokens head_dim"], batch: ForwardBatch
@@ -85,11 +87,12 @@ class Mamba1Heads(CachedLayer):
         cfg = self.config
         sizes = [cfg.time_step_rank, cfg.state_size, cfg.state_size]
         dt, B, C = F.linear(x, self.x_proj_weight[head]).split(sizes, dim=-1)
-        dt = F.linear(dt, self.dt_proj_weight[head]).float() + self.dt_proj_bias[head].float()
+        dt = F.linear(dt, self.dt_proj_weight[head])
+        steps, A = scan_inputs(dt, self.dt_proj_bias[head], self.A_log[head])
         return selective_scan(
             x,
-            F.softplus(dt),
-            -torch.exp(self.A_log[head]),
+            steps,
+            A,
             B,
             C,
             self.D[head],

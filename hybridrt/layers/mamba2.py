@@ -4,14 +4,15 @@ from math import inf
 from typing import Annotated
 
 import torch
-from jaxtyping import Float, Float32
+from jaxtyping import Float
 from pydantic import BeforeValidator, PositiveInt, model_validator
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from hybridrt.batch import ForwardBatch
 from hybridrt.cache.spec import INPUTS, CacheSpec, State
 from hybridrt.kernels.causal_conv1d import causal_conv1d
+from hybridrt.kernels.gated import gated_by
+from hybridrt.kernels.scan_inputs import scan_inputs
 from hybridrt.kernels.ssd import ssd
 from hybridrt.layers.cached import CachedLayer
 from hybridrt.layers.conv import CausalConv1d
@@ -137,10 +138,11 @@ class Mamba2(CachedLayer):
         )
         group_size = cfg.n_groups * cfg.state_size
         x, B, C = xBC.split([self.inner, group_size, group_size], dim=-1)
+        steps, A = scan_inputs(dt, self.dt_bias, self.A_log, cfg.time_step_limit)
         y = ssd(
             x.unflatten(-1, (cfg.num_heads, -1)),
-            self._steps(dt),
-            -torch.exp(self.A_log),
+            steps,
+            A,
             B.unflatten(-1, (cfg.n_groups, -1)),
             C.unflatten(-1, (cfg.n_groups, -1)),
             self.D,
@@ -152,10 +154,4 @@ class Mamba2(CachedLayer):
             self.state_backend,
         )
         y = y.flatten(1)
-        return self.out_proj(self.norm(y, z) if cfg.gated_norm else y * F.silu(z))
-
-    def _steps(self, dt: Float[Tensor, "tokens heads"]) -> Float32[Tensor, "tokens heads"]:
-        """The step of each head, positive and within its limits."""
-        steps = F.softplus(dt.float() + self.dt_bias)
-        limits = self.config.time_step_limit
-        return steps if limits == (0.0, inf) else steps.clamp(*limits)
+        return self.out_proj(self.norm(y, z) if cfg.gated_norm else gated_by(y, z))

@@ -11,7 +11,7 @@ from torch import Tensor
 from hybridrt.batch import Rows
 from hybridrt.kernels.cpu.bfloat16 import DTYPES, as_element, as_float, elements, of_dtype
 from hybridrt.kernels.cpu.gated import silu as silu_of
-from hybridrt.kernels.cpu.jit import FEW, inner_fast, kernel, parallel_kernel
+from hybridrt.kernels.cpu.jit import inner_fast, kernel, parallel_kernel
 from hybridrt.kernels.cpu.state_rows import (
     StateRows,
     clear_padding,
@@ -23,6 +23,7 @@ from hybridrt.kernels.cpu.state_rows import (
 )
 from hybridrt.kernels.reference import causal_conv1d as reference
 
+SMALL = 2**12  # elements: 10 us, not worth a second thread
 CHANNELS = 256  # a thread's share: what a token needs of it stays in its L1 cache
 
 
@@ -45,7 +46,7 @@ def causal_conv1d(
     out = torch.empty(x.shape, dtype=x.dtype)
     weight = weight.to(x.dtype).contiguous()
     bias = None if bias is None else bias.to(x.dtype)
-    run = _convolve_few if x.numel() <= FEW else _convolve_many
+    run = _convolve_few if x.numel() <= SMALL else _convolve_many
     run(
         *(of_dtype(x), x.data_ptr(), x.stride(0), weight.data_ptr()),
         0 if bias is None else bias.data_ptr(),

@@ -9,8 +9,10 @@ from jaxtyping import BFloat16, Float32
 from torch import Tensor
 
 from hybridrt.kernels.cpu.bfloat16 import halves, singles, widen
+from hybridrt.kernels.cpu.fast_exp import fast_exp
 from hybridrt.kernels.cpu.gated import sigmoid
 from hybridrt.kernels.cpu.jit import FEW, inner_fast, kernel, parallel_kernel
+from hybridrt.kernels.cpu.softplus import softplus
 
 
 def delta_inputs(
@@ -69,9 +71,7 @@ def _token(
     shares, biases = halves(b + 2 * t * b_stride, heads), singles(dt_bias, heads)
     decays, corrected = singles(g + 4 * t * heads, heads), singles(beta + 4 * t * heads, heads)
     for head in range(heads):
-        x = widen(steps[head]) + biases[head]
-        softplus = x if x > np.float32(20) else np.log1p(np.exp(x))  # as torch has it
-        decays[head] = -np.exp(rates[head]) * softplus
+        decays[head] = -fast_exp(rates[head]) * softplus(widen(steps[head]) + biases[head])
         corrected[head] = np.float32(beta_scale) * sigmoid(widen(shares[head]))
 
 

@@ -19,11 +19,20 @@ def silu_gated(
     gate_up: BFloat16[Tensor, "*batch twice_inner"],
 ) -> BFloat16[Tensor, "*batch inner"]:
     """`silu(gate) * up`, rounded once."""
-    gate_up = gate_up.contiguous()
     *batch, twice = gate_up.shape
-    out = torch.empty((*batch, twice // 2), dtype=gate_up.dtype)
-    run = _gate_few if gate_up.numel() <= FEW else _gate_many
-    run(gate_up.data_ptr(), out.data_ptr(), out.numel() // max(1, twice // 2), twice // 2)
+    gate, up = gate_up.reshape(-1, twice).chunk(2, dim=-1)
+    return silu_times(gate, up).view(*batch, twice // 2)
+
+
+def silu_times(
+    gate: BFloat16[Tensor, "tokens size"], up: BFloat16[Tensor, "tokens size"]
+) -> BFloat16[Tensor, "tokens size"]:
+    """`silu(gate) * up`, rounded once."""
+    gate, up = (part if part.stride(1) == 1 else part.contiguous() for part in (gate, up))
+    out = torch.empty(gate.shape, dtype=gate.dtype)
+    run = _gate_few if out.numel() <= FEW // 2 else _gate_many
+    strides = gate.stride(0), up.stride(0)
+    run(gate.data_ptr(), strides[0], up.data_ptr(), strides[1], out.data_ptr(), *out.shape)
     return out
 
 
@@ -43,21 +52,21 @@ def silu(x):  # pragma: no cover
 
 @inner_fast
 @no_type_check
-def _gate(gate_up, out, size):  # pragma: no cover
-    gate, up, result = halves(gate_up, size), halves(gate_up + 2 * size, size), halves(out, size)
+def _gate(gate, up, out, size):  # pragma: no cover
+    given, values, result = halves(gate, size), halves(up, size), halves(out, size)
     for i in range(size):
-        result[i] = narrow(silu(widen(gate[i])) * widen(up[i]))
+        result[i] = narrow(silu(widen(given[i])) * widen(values[i]))
 
 
 @kernel
 @no_type_check
-def _gate_few(gate_up, out, rows, size):  # pragma: no cover
+def _gate_few(gate, gate_stride, up, up_stride, out, rows, size):  # pragma: no cover
     for row in range(rows):
-        _gate(gate_up + 4 * row * size, out + 2 * row * size, size)
+        _gate(gate + 2 * row * gate_stride, up + 2 * row * up_stride, out + 2 * row * size, size)
 
 
 @parallel_kernel
 @no_type_check
-def _gate_many(gate_up, out, rows, size):  # pragma: no cover
+def _gate_many(gate, gate_stride, up, up_stride, out, rows, size):  # pragma: no cover
     for row in numba.prange(rows):
-        _gate(gate_up + 4 * row * size, out + 2 * row * size, size)
+        _gate(gate + 2 * row * gate_stride, up + 2 * row * up_stride, out + 2 * row * size, size)

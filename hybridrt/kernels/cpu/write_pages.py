@@ -20,16 +20,18 @@ def write_pages(
     slots: Int64[Tensor, " tokens"],
 ) -> None:
     """See `hybridrt.kernels.write_pages`."""
-    values, slots = values.to(cache.dtype).contiguous(), slots.contiguous()
-    itemsize = cache.itemsize
-    tokens = values.shape[0]
-    rows = cache.shape[2] if cache.dim() == 4 else 1
+    values, slots = values.to(cache.dtype), slots.contiguous()
+    if values.stride(-1) != 1:
+        values = values.contiguous()
+    itemsize, has_rows = cache.itemsize, cache.dim() == 4
     _write(
         values.data_ptr(),
         cache.data_ptr(),
         slots.data_ptr(),
-        tokens,
-        rows,
+        values.shape[0],
+        values.stride(0) * itemsize,
+        cache.shape[2] if has_rows else 1,
+        values.stride(1) * itemsize if has_rows else 0,
         cache.shape[-1] * itemsize,
         cache.shape[1],
         cache.stride(0) * itemsize,
@@ -41,7 +43,18 @@ def write_pages(
 @kernel
 @no_type_check
 def _write(  # pragma: no cover  (compiled)
-    values, cache, slots, tokens, rows, size, block_size, block_stride, token_stride, row_stride
+    values,
+    cache,
+    slots,
+    tokens,
+    given_stride,
+    rows,
+    given_row,
+    size,
+    block_size,
+    block_stride,
+    token_stride,
+    row_stride,
 ):
     slot = integers(slots, tokens)
     for t in range(tokens):
@@ -50,7 +63,7 @@ def _write(  # pragma: no cover  (compiled)
         block, offset = slot[t] // block_size, slot[t] % block_size
         place = cache + block * block_stride + offset * token_stride
         for row in range(rows):
-            given = octets(values + (t * rows + row) * size, size)
+            given = octets(values + t * given_stride + row * given_row, size)
             target = octets(place + row * row_stride, size)
             for i in range(size):
                 target[i] = given[i]

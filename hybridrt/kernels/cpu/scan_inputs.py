@@ -1,0 +1,82 @@
+"""scan_inputs in numba, of steps in bfloat16."""
+
+from typing import no_type_check
+
+import numba
+import numpy as np
+import torch
+from jaxtyping import BFloat16, Float, Float32
+from torch import Tensor
+
+from hybridrt.kernels.cpu.bfloat16 import halves, singles, widen
+from hybridrt.kernels.cpu.fast_exp import fast_exp
+from hybridrt.kernels.cpu.jit import FEW, inner_fast, kernel, parallel_kernel
+from hybridrt.kernels.cpu.softplus import softplus
+
+SHARE = 2**13  # rates for a thread
+
+
+def scan_inputs(
+    dt: BFloat16[Tensor, "tokens channels"],
+    dt_bias: Float[Tensor, " channels"] | None,
+    A_log: Float32[Tensor, " channels *state_size"],
+    limits: tuple[float, float],
+) -> tuple[Float32[Tensor, "tokens channels"], Float32[Tensor, " channels *state_size"]]:
+    """See `hybridrt.kernels.scan_inputs`."""
+    dt = dt if dt.stride(1) == 1 else dt.contiguous()
+    bias = None if dt_bias is None else dt_bias.float().contiguous()
+    steps, rates = torch.empty(dt.shape), torch.empty_like(A_log)
+    run = _few if dt.numel() + rates.numel() <= FEW else _many
+    run(
+        *(dt.data_ptr(), dt.stride(0), 0 if bias is None else bias.data_ptr(), *limits),
+        *(A_log.data_ptr(), steps.data_ptr(), *dt.shape, rates.data_ptr(), rates.numel()),
+    )
+    return steps, rates
+
+
+@inner_fast
+@no_type_check
+def _steps(dt, bias, least, most, steps, channels):  # pragma: no cover  (compiled, as all below)
+    given, result = halves(dt, channels), singles(steps, channels)
+    for i in range(channels):
+        result[i] = widen(given[i])
+    if bias != 0:
+        added = singles(bias, channels)
+        for i in range(channels):
+            result[i] += added[i]
+    least, most = np.float32(least), np.float32(most)
+    for i in range(channels):
+        result[i] = min(max(softplus(result[i]), least), most)
+
+
+@inner_fast
+@no_type_check
+def _rates(A_log, rates, size):  # pragma: no cover
+    given, result = singles(A_log, size), singles(rates, size)
+    for i in range(size):
+        result[i] = -fast_exp(given[i])
+
+
+@kernel
+@no_type_check
+def _few(
+    dt, stride, bias, least, most, A_log, steps, tokens, channels, rates, size
+):  # fmt: skip  # pragma: no cover
+    for t in range(tokens):
+        _steps(dt + 2 * t * stride, bias, least, most, steps + 4 * t * channels, channels)
+    _rates(A_log, rates, size)
+
+
+@parallel_kernel
+@no_type_check
+def _many(
+    dt, stride, bias, least, most, A_log, steps, tokens, channels, rates, size
+):  # fmt: skip  # pragma: no cover
+    shares = (size + SHARE - 1) // SHARE
+    for job in numba.prange(tokens + shares):
+        if job < tokens:
+            step = steps + 4 * job * channels
+            _steps(dt + 2 * job * stride, bias, least, most, step, channels)
+        else:
+            first = (job - tokens) * SHARE
+            _rates(A_log + 4 * first, rates + 4 * first, min(SHARE, size - first))
