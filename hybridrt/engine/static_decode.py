@@ -75,6 +75,11 @@ class StaticBatches:
             self._places[group.name] = self._zeros(most, torch.int64) + NO_PLACE
         self._batches = {size: self._batch(size) for size in sizes}
 
+    @property
+    def tables(self) -> list[Tensor]:
+        """The page tables of all groups."""
+        return [*self._tables.values()]
+
     def of(self, size: int) -> ForwardBatch:
         """The batch of that many rows, with what was filled in last."""
         return self._batches[size]

@@ -72,7 +72,8 @@ class TapedDecode(StaticDecode):
         return logits
 
     def _record(self, batch: ForwardBatch) -> Float[Tensor, "rows vocab"]:
-        with recorded() as tape:
+        # Those are as wide as the longest sequence: kernels read what is there, torch all of it.
+        with recorded(for_kernels=self.batches.tables) as tape:
             logits = self._plain(batch)
         if tape.flaw is not None:
             self.flaw = tape.flaw

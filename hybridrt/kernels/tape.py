@@ -10,7 +10,7 @@ not seen, so whatever lets it do so is a flaw, and a tape with one is of no use.
 """
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any
@@ -34,18 +34,19 @@ aten = torch.ops.aten
 
 _COPIES = (aten._to_copy.default, aten.clone.default)
 
-_DEPENDS_ON_NUMBERS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
-
 
 class Tape:
     """Calls in order.
+
+    `for_kernels` are tensors that torch's operations may not read, but kernels may.
 
     Attributes:
         flaw: why they don't make up the step; None: they do.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, for_kernels: Iterable[Tensor] = ()) -> None:
         self.flaw: str | None = None
+        self._for_kernels = {_memory(tensor) for tensor in for_kernels}
         self._calls: list[Call] = []
         self._held: list[Any] = []  # whose addresses are among the arguments
 
@@ -76,11 +77,15 @@ class Tape:
         """Notes one of torch's operations, whose results are written where they were now."""
         results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         self.hold(*results)
-        if any(tag in op.tags for tag in _DEPENDS_ON_NUMBERS):
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        is_view = not op._schema.is_mutable and _are_views(results, given)
+        if not is_view and any(_memory(tensor) in self._for_kernels for tensor in given):
+            self.flaw = f"{op} reads what is for kernels alone"
+        elif _depends_on_numbers(op, args):
             self.flaw = f"{op} gives what depends on numbers in a tensor"
         elif op._schema.is_mutable:
             self.add(partial(op._op, **kwargs), tuple(args))
-        elif not (_only_allocates(op) or _are_views(results, (args, kwargs))):
+        elif not (_only_allocates(op) or is_view):
             self._add_computed(op, args, kwargs, results)
 
     def _add_computed(
@@ -105,10 +110,10 @@ recording = _Recording()
 
 
 @contextmanager
-def recorded() -> Iterator[Tape]:
-    """Records what this thread computes inside."""
+def recorded(for_kernels: Iterable[Tensor] = ()) -> Iterator[Tape]:
+    """Records what this thread computes inside; see `Tape` for its arguments."""
     assert recording.tape is None, "a tape is being recorded already"
-    tape = recording.tape = Tape()
+    tape = recording.tape = Tape(for_kernels)
     try:
         with _Functions(tape), _Operations(tape):
             yield tape
@@ -160,14 +165,22 @@ class _Functions(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+def _depends_on_numbers(op: OpOverload, args: Sequence[Any]) -> bool:
+    """Whether the result's shape, or what is no tensor, depends on the numbers in a tensor."""
+    if op is aten.index.Tensor:  # of a mask its shape does
+        indices = [index for index in args[1] if index is not None]
+        return any(index.dtype in (torch.bool, torch.uint8) for index in indices)
+    of_numbers = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+    return any(tag in op.tags for tag in of_numbers)
+
+
 def _only_allocates(op: OpOverload) -> bool:
     return op._schema.name.startswith(("aten::empty", "aten::new_empty"))
 
 
-def _are_views(results: Sequence[Tensor], given: Any) -> bool:
+def _are_views(results: Sequence[Tensor], given: Sequence[Tensor]) -> bool:
     """Whether results stand in the memory of an argument."""
-    tensors = (leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor))
-    memory = {_memory(tensor) for tensor in tensors}
+    memory = {_memory(tensor) for tensor in given}
     return all(_memory(result) in memory for result in results)
 
 

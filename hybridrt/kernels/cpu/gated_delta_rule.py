@@ -60,7 +60,9 @@ def gated_delta_rule(
     q, k, decay, beta = (part.float().contiguous() for part in (q, k, decay, beta))
     if v.stride()[1:] != (v.shape[2], 1) or not is_readable(v):
         v = v.contiguous()
-    sizes = Sizes(*q.shape, *v.shape[1:], decay.shape[2])
+    tokens, key_heads, k_dim = q.shape
+    heads, v_dim = v.shape[1:]
+    sizes = Sizes(tokens, key_heads, k_dim, heads, v_dim, decay.shape[2])
     inputs = (
         *(q.data_ptr(), k.data_ptr(), of_dtype(v), v.data_ptr(), v.stride(0)),
         *(decay.data_ptr(), beta.data_ptr(), sizes),

@@ -45,8 +45,10 @@ def _steps(dt, bias, least, most, steps, channels):  # pragma: no cover  (compil
         for i in range(channels):
             result[i] += added[i]
     least, most = np.float32(least), np.float32(most)
-    for i in range(channels):
-        result[i] = min(max(softplus(result[i]), least), most)
+    for i in range(channels):  # so that NaN stays what it is
+        step = softplus(result[i])
+        step = least if step < least else step
+        result[i] = most if step > most else step
 
 
 @inner_fast

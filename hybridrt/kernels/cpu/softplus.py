@@ -11,7 +11,7 @@ from hybridrt.kernels.cpu.jit import inlined
 @inlined
 @no_type_check
 def softplus(x):  # pragma: no cover  (compiled)
-    """`log(1 + exp(x))` of a float32, with a relative error of at most 1e-6.
+    """`log(1 + exp(x))` of a float32, with a relative error of at most 4e-7 + 8e-8 * |x|.
 
     For `e = exp(-|x|)` it is `max(x, 0) + log(1 + e)`. The logarithm is `2 atanh(s)` of
     `s = e / (2 + e)`, which is at most 1/3, where eight terms of the series are enough.
@@ -27,4 +27,4 @@ def softplus(x):  # pragma: no cover  (compiled)
     p = p * square + np.float32(2 / 5)
     p = p * square + np.float32(2 / 3)
     p = p * square + np.float32(2)
-    return max(x, np.float32(0)) + s * p
+    return (np.float32(0) if x < 0 else x) + s * p

@@ -1,0 +1,112 @@
+"""Decode steps from tapes give what the model's own forward gives, bit for bit."""
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+
+from hybridrt import LLM, SamplingParams
+from hybridrt.engine import taped_decode
+from hybridrt.engine.taped_decode import TapedDecode
+from hybridrt.kernels.op import observed_calls
+from tests.engine.small import small_llm
+from tests.harness.engines import open_llm
+from tests.models.test_invariances import ROWS
+from tests.oracle import BY_NAME
+
+PARAMS = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True, logprobs=2)
+RECORDED = [
+    "llama-grouped-heads",
+    "bamba-two-groups",
+    "hybrid_stack-every-kind-of-cache",
+]
+UNREADABLE = {"Tensor.tolist", "Tensor.numpy", "reads what is for kernels alone"}
+"""Why some steps are not recorded: plain torch asks which experts there are, or how long rows."""
+
+
+def tapes(llm: LLM) -> TapedDecode:
+    found = llm.engine._runner.static_decode
+    assert isinstance(found, TapedDecode)
+    return found
+
+
+def outputs(llm: LLM, name: str) -> list[Any]:
+    """Of four sequences that end at unlike steps, and of some of them again."""
+    draw = torch.Generator().manual_seed(1)
+    size = BY_NAME[name].config["vocab_size"]
+    prompts = [torch.randint(size, (n,), generator=draw).tolist() for n in (3, 9, 17, 5)]
+    results = llm.generate(prompts, PARAMS) + llm.generate(prompts[:2], PARAMS)
+    return [(one.token_ids, one.logprobs) for result in results for one in result.outputs]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ROWS)
+def test_every_model(name: str, dtype: str) -> None:
+    options: dict[str, Any] = {"dtype": dtype, "page_size": 4, "cache_memory": "4MiB"}
+    plain = open_llm(name, record_decode=False, **options)
+    taped = open_llm(name, **options)
+    assert plain.engine._runner.static_decode is None
+    assert outputs(taped, name) == outputs(plain, name)
+    flaw = tapes(taped).flaw
+    assert tapes(taped).num_calls if flaw is None else any(why in flaw for why in UNREADABLE)
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_these_are_recorded(name: str) -> None:
+    llm = open_llm(name, dtype="bfloat16")
+    outputs(llm, name)
+    assert tapes(llm).flaw is None and tapes(llm).num_calls.keys() == {2, 4}
+
+
+def test_few_tapes_are_kept_those_that_were_used_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(taped_decode, "MOST_TAPES", 2)
+    llm = small_llm(max_num_seqs=8)
+    for count in (1, 2, 1, 3):
+        llm.generate([[1 + i] * 3 for i in range(count)], PARAMS)
+    assert [*tapes(llm).num_calls] == [1, 3]
+
+
+def test_more_rows_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(taped_decode, "MOST_ROWS", 2)
+    llm = small_llm(max_num_seqs=8)
+    llm.generate([[1 + i] * 3 for i in range(3)], PARAMS)
+    assert not tapes(llm).num_calls
+    llm.generate([[1] * 3], PARAMS)
+    assert [*tapes(llm).num_calls] == [1]
+
+
+def test_hooks_are_called() -> None:
+    """A tape makes no call of a module, so with a hook there is none."""
+    llm = small_llm(enable_prefix_caching=False)
+    expected = llm.generate([[1] * 5], PARAMS)[0].outputs[0]
+    assert tapes(llm).num_calls
+    calls: list[Any] = []
+    mixer = llm.engine.model.model.layers[0]
+    handle = mixer.register_forward_hook(lambda *args: calls.append(args[1]))
+    llm.generate([[1] * 5], PARAMS)
+    assert len(calls) == PARAMS.max_tokens
+    handle.remove()
+    again = llm.generate([[1] * 5], PARAMS)[0].outputs[0]
+    assert len(calls) == PARAMS.max_tokens
+    assert (again.token_ids, again.logprobs) == (expected.token_ids, expected.logprobs)
+
+
+def test_calls_that_are_observed_are_made() -> None:
+    llm = small_llm()
+    llm.generate([[1] * 5], PARAMS)
+    names: list[str] = []
+    with observed_calls(lambda name, arguments: names.append(name)):
+        llm.generate([[1] * 5], PARAMS)
+    assert names.count("paged_attention") >= PARAMS.max_tokens
+
+
+def test_what_can_not_be_recorded_runs_as_before(caplog: pytest.LogCaptureFixture) -> None:
+    plain, taped = (
+        small_llm(record_decode=records, attention_backend="reference") for records in (False, True)
+    )
+    with caplog.at_level(logging.INFO, logger="hybridrt"):
+        found = [llm.generate([[1] * 5], PARAMS)[0].outputs[0].token_ids for llm in (plain, taped)]
+    assert found[0] == found[1]
+    assert tapes(taped).flaw is not None and not tapes(taped).num_calls
+    assert f"decode steps can't be recorded: {tapes(taped).flaw}" in caplog.text

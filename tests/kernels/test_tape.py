@@ -1,0 +1,117 @@
+"""A tape makes the calls of a step again, or says why it can't."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from hybridrt.kernels.cpu.bfloat16 import singles
+from hybridrt.kernels.cpu.jit import kernel
+from hybridrt.kernels.tape import Tape, recorded, recording
+
+
+@kernel
+def _add_one(address, count):  # type: ignore[no-untyped-def]  # pragma: no cover  (compiled)
+    numbers = singles(address, count)
+    for i in range(count):
+        numbers[i] += np.float32(1)
+
+
+@kernel
+def _is_small(address):  # type: ignore[no-untyped-def]  # pragma: no cover
+    return singles(address, 1)[0] < 10
+
+
+def record(step: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tape, Tensor]:
+    with torch.inference_mode(), recorded() as tape:
+        result = step(x)
+    return tape, result
+
+
+def _of_operations(x: Tensor) -> Tensor:
+    """In place and not, with views, copies, several results, and what is made of nothing."""
+    y = torch.zeros_like(x)
+    y[:, 1:] = F.silu(x)[:, :-1]
+    first, second = torch.cat([x, y], dim=1).to(torch.float64).chunk(2, dim=-1)
+    largest, place = second.max(dim=0)
+    y.flatten().mul_(2)
+    return torch.stack([first.sum(0), largest, place.double(), y.mean(0).double()])
+
+
+@torch.inference_mode()
+def test_operations_give_of_new_numbers_what_they_would_give() -> None:
+    x = torch.randn(3, 4)
+    tape, result = record(_of_operations, x)
+    assert tape.flaw is None and torch.equal(result, _of_operations(x))
+    for _ in range(3):
+        x.normal_()
+        tape.replay()
+        assert torch.equal(result, _of_operations(x))
+
+
+@torch.inference_mode()
+def test_kernels_are_called_again_where_their_tensors_were() -> None:
+    """What a step makes and forgets is held."""
+
+    def step(x: Tensor) -> Tensor:
+        y = x * 2
+        _add_one(y.data_ptr(), y.numel())
+        return y + 0
+
+    x = torch.randn(5)
+    tape, result = record(step, x)
+    x.normal_()
+    others = [torch.full((5,), torch.nan) for _ in range(100)]
+    tape.replay()
+    assert torch.equal(result, x * 2 + 1) and len(others) == 100
+
+
+@pytest.mark.parametrize(
+    ("step", "words"),
+    [
+        (lambda x: x * x.sum().item(), "_local_scalar_dense"),
+        (lambda x: x * float(x[0]), "_local_scalar_dense"),
+        (lambda x: x if x.sum() > 0 else -x, "_local_scalar_dense"),
+        (lambda x: x[x > 0], "index.Tensor"),
+        (lambda x: x.nonzero(), "nonzero"),
+        (lambda x: x * sum(x.tolist()), "Tensor.tolist"),
+        (lambda x: x * x.numpy().sum(), "Tensor.numpy"),
+        (lambda x: x * np.asarray(x).sum(), "Tensor.__array__"),
+    ],
+)
+def test_what_python_reads_is_a_flaw(step: Callable[[Tensor], Tensor], words: str) -> None:
+    """And the step is computed all the same."""
+    x = torch.tensor([1.0, -2.0, 4.0])
+    tape, result = record(step, x)
+    assert tape.flaw is not None and words in tape.flaw
+    assert torch.equal(result, step(x))
+
+
+@torch.inference_mode()
+def test_some_tensors_are_for_kernels_alone() -> None:
+    x = torch.zeros(2, 3)
+    with recorded(for_kernels=[x]) as tape:
+        _add_one(x[:1].view(-1).data_ptr(), 3)
+    assert tape.flaw is None and len(tape) == 1
+    with recorded(for_kernels=[x]) as tape:
+        x[0] + 1  # pyright: ignore[reportUnusedExpression]
+    assert tape.flaw is not None and "aten.add.Tensor reads" in tape.flaw
+
+
+def test_a_kernel_that_refuses_its_numbers_is_an_error() -> None:
+    x = torch.zeros(1)
+    with recorded() as tape:
+        assert _is_small(x.data_ptr())
+    tape.replay()
+    x.fill_(10)
+    with pytest.raises(IndexError, match="_is_small"):
+        tape.replay()
+
+
+def test_nothing_is_recorded_behind_an_error() -> None:
+    with pytest.raises(ZeroDivisionError), recorded():
+        raise ZeroDivisionError
+    assert recording.tape is None
