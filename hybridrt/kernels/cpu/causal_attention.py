@@ -42,7 +42,7 @@ def causal_attention(
     k_blocks = np.empty((at_once, blocks, OUTPUTS * k_size // 2), np.uint32)
     v_blocks = np.empty((at_once, blocks, OUTPUTS * v_width // 2), np.uint32)
     out = torch.empty(queries, heads, v_size, dtype=q.dtype)
-    sinks = torch.empty(0) if softmax.sinks is None else softmax.sinks.float()
+    sinks = torch.empty(0, dtype=torch.float32) if softmax.sinks is None else softmax.sinks.float()
     for start in range(0, kv_heads, at_once):
         some = slice(start, start + at_once)
         some_k, some_v = k[some], v[some]

@@ -32,8 +32,8 @@ def delta_inputs(
     """See `hybridrt.kernels.delta_inputs`."""
     qk, a, b = (part if part.stride(1) == 1 else part.contiguous() for part in (qk, a, b))
     (tokens, heads), k_dim = a.shape, qk.shape[1] // (2 * key_heads)
-    q, k = torch.empty(2, tokens, key_heads, k_dim)
-    g, beta = torch.empty(2, tokens, heads)
+    q, k = torch.empty(2, tokens, key_heads, k_dim, dtype=torch.float32)
+    g, beta = torch.empty(2, tokens, heads, dtype=torch.float32)
     run = _few if qk.numel() <= FEW else _many
     run(
         *(qk.data_ptr(), qk.stride(0), a.data_ptr(), a.stride(0), b.data_ptr(), b.stride(0)),

@@ -41,7 +41,7 @@ def linear_recurrence(
     """See `hybridrt.kernels.linear_recurrence`."""
     if state.dtype != torch.float32:  # numba has no bfloat16
         return reference.linear_recurrence(update, decay, state, pages, initial_pages, batch)
-    h = torch.empty(update.shape)
+    h = torch.empty(update.shape, dtype=torch.float32)
     update, decay = update.contiguous(), decay.contiguous()
     rows = StateRows.of(batch, state, pages, initial_pages)
     _scan(update.data_ptr(), decay.data_ptr(), rows, state.data_ptr(), h.data_ptr(), *update.shape)

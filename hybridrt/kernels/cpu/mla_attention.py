@@ -79,7 +79,7 @@ def _decode(
         chunked=reach.chunked,
         values_are_keys=True,
     )
-    out = torch.empty(*q.shape[:2], rank)
+    out = torch.empty(*q.shape[:2], rank, dtype=torch.float32)
     attend(
         of_dtype(q),
         q.data_ptr(),

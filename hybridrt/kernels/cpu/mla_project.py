@@ -29,7 +29,7 @@ def absorb(
     """Queries that can be compared with latents, in float32."""
     rows, heads, _ = q_nope.shape
     rank = w_uk.shape[2]
-    out = torch.empty(rows, heads, rank + q_pe.shape[2])
+    out = torch.empty(rows, heads, rank + q_pe.shape[2], dtype=torch.float32)
     out[:, :, rank:] = q_pe
     q = q_nope.float().contiguous()
     threads = numba.get_num_threads() if q.numel() * rank > SMALL else 1

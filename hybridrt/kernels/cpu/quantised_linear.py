@@ -36,7 +36,7 @@ def quantised_linear(
     """See `hybridrt.kernels.quantised_linear`, of which this is a part: without the bias."""
     (tokens, inputs), groups = x.shape, scales.shape[1]
     x, out = x.contiguous(), torch.empty(tokens, outputs, dtype=x.dtype)
-    begins = torch.zeros(tokens, groups)
+    begins = torch.zeros(tokens, groups, dtype=torch.float32)
     if bits == 4:
         _begin(x.data_ptr(), begins.data_ptr(), tokens * groups, inputs // groups)
     of_weight = values.data_ptr(), scales.data_ptr()

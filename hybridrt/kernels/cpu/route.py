@@ -30,9 +30,9 @@ def route(
     """See `hybridrt.kernels.route`, without groups."""
     x = x.contiguous()
     (tokens, hidden), experts = x.shape, len(weight)
-    logits = torch.empty(tokens, experts)
+    logits = torch.empty(tokens, experts, dtype=torch.float32)
     ids = torch.empty(tokens, routing.top_k, dtype=torch.int64)
-    weights = torch.empty(tokens, routing.top_k)
+    weights = torch.empty(tokens, routing.top_k, dtype=torch.float32)
     run = _logits_few if logits.numel() * hidden <= SMALL else _logits_many
     run(
         *(of_dtype(x), x.data_ptr(), of_dtype(weight), weight.data_ptr(), logits.data_ptr()),

@@ -25,7 +25,7 @@ def scan_inputs(
     """See `hybridrt.kernels.scan_inputs`."""
     dt = dt if dt.stride(1) == 1 else dt.contiguous()
     bias = None if dt_bias is None else dt_bias.float().contiguous()
-    steps, rates = torch.empty(dt.shape), torch.empty_like(A_log)
+    steps, rates = torch.empty(dt.shape, dtype=torch.float32), torch.empty_like(A_log)
     run = _few if dt.numel() + rates.numel() <= FEW else _many
     run(
         *(dt.data_ptr(), dt.stride(0), 0 if bias is None else bias.data_ptr(), *limits),
