@@ -10,7 +10,8 @@ Of models with random weights in bfloat16, made by transformers (`models.py`):
     decode   milliseconds a step behind 128 and 4,096 tokens of context
 
 beside the floor: what the machine allows, by the bytes that must be read and the operations of
-products, at a bandwidth and a rate that are measured in the same run. Every runtime is a process
+products, at a bandwidth and a rate that are measured in turns with the sides, since a machine's
+memory may be twice as fast a minute later. Every runtime is a process
 of its own with as many threads; runs take turns, the first of each is to warm up, and medians
 count. A side that takes longer than `--patience` seconds for one run runs once. Each EXE
 is the Python of an environment that has vLLM for CPUs, or llama-cpp-python. llama.cpp reads the
@@ -26,7 +27,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -39,14 +40,16 @@ from compare_tables import document, table
 from models import MODELS, VOCAB, make_checkpoint
 from sides import Remote, SideFailedError, start
 
+from hybridrt.kernels.linear import linear, pack_weight
 from hybridrt.measure.floor import Work
-from hybridrt.measure.machine import Limits, measure_limits
-from hybridrt.measure.timing import Spread, take_turns
+from hybridrt.measure.machine import Limits
+from hybridrt.measure.timing import Side, Spread, take_turns
 from hybridrt.measure.work import between_tokens, to_first_token
 
 TOKENS = {"prefill": (128, 2048), "decode": (128, 4096)}
 BATCHES = (1, 8, 32)
 STEPS = 16
+MULTIPLIED = 2048  # rows and columns of matrices by which the rate of products is measured
 AGREEING = 100  # tokens behind which logits are compared
 COMMAND = (
     "python benchmarks/compare.py --vllm EXE --llama-cpp EXE --out benchmarks/results/compare.md"
@@ -58,7 +61,6 @@ Row = dict[str, Any]
 def measure_model(model: str, args: argparse.Namespace) -> list[Row]:
     """All rows of one model, with processes of their own."""
     rows: list[Row] = []
-    limits = _limits()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         checkpoint = make_checkpoint(model, Path(folder))
         started = start(stack, checkpoint, args.peers, args.vllm, args.llama_cpp, args.threads)
@@ -73,11 +75,9 @@ def measure_model(model: str, args: argparse.Namespace) -> list[Row]:
             found = measure_row(row, sides, args) | refused | about
             work = Work(**sides["hybridrt"].work(row["what"], row["batch"], row["tokens"]))
             took = {"took": round(time.perf_counter() - began, 1)}
-            rows.append(row | found | took | {"work": work})
+            limits = Limits(found["bytes_per_second"], found["operations_per_second"])
+            rows.append(row | found | took | {"floor": work.seconds(limits)})
             print(rows[-1], file=sys.stderr, flush=True)
-    limits = limits.or_better(_limits())
-    for row in rows:
-        row |= {"floor": row.pop("work").seconds(limits), **asdict(limits)}
     return rows
 
 
@@ -89,8 +89,36 @@ def asked_rows(model: str, args: argparse.Namespace) -> Iterator[Row]:
                 yield {"model": model, "what": what, "tokens": tokens, "batch": batch}
 
 
-def _limits() -> Limits:
-    return measure_limits(torch.device("cpu"), torch.bfloat16)
+class Machine:
+    """What the machine allows, as two more sides that take turns with the runtimes."""
+
+    def __init__(self) -> None:
+        self._numbers = torch.ones(2**27)  # 512 MiB, which no cache holds
+        x, weight = torch.randn(2, MULTIPLIED, MULTIPLIED).bfloat16()
+        self._x, self._weight = x, pack_weight(weight.contiguous())
+
+    @property
+    def sides(self) -> dict[str, Side]:
+        """Runs of both."""
+        return {"reading": self._read, "multiplying": self._multiply}
+
+    def limits(self, spreads: dict[str, Spread]) -> Limits:
+        """By the medians of these sides, which are taken out."""
+        reading, multiplying = spreads.pop("reading"), spreads.pop("multiplying")
+        operations = 2 * MULTIPLIED**3
+        return Limits(self._numbers.nbytes / reading.median, operations / multiplying.median)
+
+    def _read(self) -> list[float]:
+        return [_seconds(self._numbers.sum) for _ in range(STEPS)]
+
+    def _multiply(self) -> list[float]:
+        return [_seconds(lambda: linear(self._x, self._weight, None)) for _ in range(STEPS)]
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
 
 
 def _version(side: Remote) -> tuple[str | None, str | None]:
@@ -127,8 +155,9 @@ def _centred(logits: torch.Tensor) -> torch.Tensor:
 
 
 def measure_row(row: Row, sides: dict[str, Remote], args: argparse.Namespace) -> Row:
-    """Each side's spread; of one that fails, why."""
+    """Each side's spread; of one that fails, why. And what the machine allowed meanwhile."""
     found: Row = {}
+    here = Machine()
     working: dict[str, Any] = dict(sides)
     while True:
         for side in sides.values():
@@ -139,11 +168,12 @@ def measure_row(row: Row, sides: dict[str, Remote], args: argparse.Namespace) ->
             else between_tokens(working, VOCAB, row["batch"], row["tokens"], STEPS)
         )
         try:
-            spreads = take_turns(runs, args.repeats, args.patience)
+            spreads = take_turns(runs | here.sides, args.repeats, args.patience)
         except SideFailedError as error:
             found[error.side] = {"error": str(error)}
             del working[error.side]
             continue
+        found |= asdict(here.limits(spreads))
         return found | {n: _with_note(spread, sides[n].note) for n, spread in spreads.items()}
 
 

@@ -60,6 +60,9 @@ table quantisation python -m training.evaluate hybridrt/demo --prompts 1000 --se
     --dtype bfloat16 --quantization none int8 int4
 table quantisation python benchmarks/quantisation.py
 
+# What recorded decode steps gain: prints what taped_decode.md has.
+table taped_decode python benchmarks/taped_decode.py
+
 # What compiled decode steps gain, and cost before the first: prints what compile.md has.
 table compile env OMP_NUM_THREADS=1 python benchmarks/compiled_decode.py
 

@@ -38,12 +38,13 @@ class TapedDecode(StaticDecode):
         batches = StaticBatches(groups, sizes, max_model_len, cpu, switches_rope=switches)
         super().__init__(batches, self._from_tape)
         self.flaw: str | None = None
+        self._modules = [*model.modules()]
         self._plain = decode_step(model)
         self._seen = set[int]()
         self._tapes = OrderedDict[int, tuple[Tape, Tensor]]()
         # A hook belongs to a call of a module, which a tape doesn't make.
         self._hooks = [nn_module._global_forward_hooks, nn_module._global_forward_pre_hooks]
-        for module in model.modules():
+        for module in self._modules:
             self._hooks += [module._forward_hooks, module._forward_pre_hooks]
 
     def takes(self, batch: ForwardBatch) -> bool:
@@ -73,13 +74,19 @@ class TapedDecode(StaticDecode):
 
     def _record(self, batch: ForwardBatch) -> Float[Tensor, "rows vocab"]:
         # Those are as wide as the longest sequence: kernels read what is there, torch all of it.
+        if any(module._compiled_call_impl is not None for module in self._modules):
+            self._give_up("a module is compiled")
+            return self._plain(batch)
         with recorded(for_kernels=self.batches.tables) as tape:
             logits = self._plain(batch)
         if tape.flaw is not None:
-            self.flaw = tape.flaw
-            logger.info("decode steps can't be recorded: %s", tape.flaw)
+            self._give_up(tape.flaw)
             return logits
         self._tapes[batch.num_rows] = tape, logits
         if len(self._tapes) > MOST_TAPES:
             self._tapes.popitem(last=False)
         return logits
+
+    def _give_up(self, flaw: str) -> None:
+        self.flaw = flaw
+        logger.info("decode steps can't be recorded: %s", flaw)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hybridrt.cache.spec import Window
+from hybridrt.kernels.reference import delta_inputs
 from hybridrt.layers import gated_delta_net, mamba1, mamba2, mlp, relu2, short_conv
 from hybridrt.layers.norm import RMSNorm
 from hybridrt.layers.rope import Rope
@@ -241,12 +242,11 @@ def dt_without_softplus(_: CausalLM, layer: Any) -> None:
         with patch.object(F, "softplus", F.relu):
             return right(*args, **options)
 
-    method(layer.mixer, "_select", wrong)
+    during(layer.mixer, mamba1, "scan_inputs", wrong)
 
 
 def no_dt_bias(_: CausalLM, layer: Any) -> None:
-    mixer = layer.mamba
-    method(mixer, "_steps", argument(0, lambda dt: dt - mixer.dt_bias))
+    during(layer.mamba, mamba2, "scan_inputs", argument(1, torch.zeros_like))
 
 
 def no_least_dt(_: CausalLM, layer: Any) -> None:
@@ -267,7 +267,11 @@ def _relu_instead(right: Any, x: Tensor) -> Tensor:
 
 
 def keys_not_normed(_: CausalLM, layer: Any) -> None:
-    during(layer.linear_attn, gated_delta_net, "l2_norm", lambda right, x: x.float())
+    def wrong(right: Any, *args: Any) -> Any:
+        with patch.object(delta_inputs, "l2_norm", torch.Tensor.float):
+            return right(*args)
+
+    during(layer.linear_attn, gated_delta_net, "delta_inputs", wrong)
 
 
 def delta_decay_sign(_: CausalLM, layer: Any) -> None:
