@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.modules import module as nn_module
 
 from hybridrt.batch import ForwardBatch
 from hybridrt.cache.plan import GroupPlan
+from hybridrt.engine.module_changes import ModuleParts
 from hybridrt.engine.static_decode import StaticBatches, StaticDecode, decode_step
 from hybridrt.kernels.op import is_observed
 from hybridrt.kernels.tape import Tape, recorded
@@ -26,7 +26,8 @@ class TapedDecode(StaticDecode):
     """Runs batches of decodes from a tape for each number of rows, none of them padding.
 
     A tape is recorded when a number of rows comes up for the second time, by a step that is
-    computed as ever. If it has a flaw, steps of this model go on as without this.
+    computed as ever. If it has a flaw, steps of this model go on as without this. If a module or
+    what it holds is replaced, all begins anew.
     """
 
     def __init__(
@@ -38,19 +39,19 @@ class TapedDecode(StaticDecode):
         batches = StaticBatches(groups, sizes, max_model_len, cpu, switches_rope=switches)
         super().__init__(batches, self._from_tape)
         self.flaw: str | None = None
-        self._modules = [*model.modules()]
+        self._model = model
+        self._parts = ModuleParts(model)
         self._plain = decode_step(model)
         self._seen = set[int]()
         self._tapes = OrderedDict[int, tuple[Tape, Tensor]]()
-        # A hook belongs to a call of a module, which a tape doesn't make.
-        self._hooks = [nn_module._global_forward_hooks, nn_module._global_forward_pre_hooks]
-        for module in self._modules:
-            self._hooks += [module._forward_hooks, module._forward_pre_hooks]
 
     def takes(self, batch: ForwardBatch) -> bool:
         if self.flaw is not None or not super().takes(batch):
             return False
-        return not (any(self._hooks) or is_observed())
+        if not self._parts.are_the_same():
+            self._begin_anew()
+        # Hooks belong to calls of modules, and a compiler's graph is one: a tape makes none.
+        return not (self._parts.have_hooks or self._parts.is_compiled or is_observed())
 
     def run(self, batch: ForwardBatch) -> Float[Tensor, "rows vocab"]:
         if batch.num_rows not in self._seen:
@@ -74,19 +75,18 @@ class TapedDecode(StaticDecode):
 
     def _record(self, batch: ForwardBatch) -> Float[Tensor, "rows vocab"]:
         # Those are as wide as the longest sequence: kernels read what is there, torch all of it.
-        if any(module._compiled_call_impl is not None for module in self._modules):
-            self._give_up("a module is compiled")
-            return self._plain(batch)
         with recorded(for_kernels=self.batches.tables) as tape:
             logits = self._plain(batch)
         if tape.flaw is not None:
-            self._give_up(tape.flaw)
+            self.flaw = tape.flaw
+            logger.info("decode steps can't be recorded: %s", self.flaw)
             return logits
         self._tapes[batch.num_rows] = tape, logits
         if len(self._tapes) > MOST_TAPES:
             self._tapes.popitem(last=False)
         return logits
 
-    def _give_up(self, flaw: str) -> None:
-        self.flaw = flaw
-        logger.info("decode steps can't be recorded: %s", flaw)
+    def _begin_anew(self) -> None:
+        self._parts = ModuleParts(self._model)
+        self._seen.clear()
+        self._tapes.clear()

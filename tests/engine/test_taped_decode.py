@@ -1,6 +1,7 @@
 """Decode steps from tapes give what the model's own forward gives, bit for bit."""
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -90,6 +91,68 @@ def test_hooks_are_called() -> None:
     again = llm.generate([[1] * 5], PARAMS)[0].outputs[0]
     assert len(calls) == PARAMS.max_tokens
     assert (again.token_ids, again.logprobs) == (expected.token_ids, expected.logprobs)
+
+
+def _replace_weight(model: Any) -> None:
+    model.model.norm.weight = torch.nn.Parameter(model.model.norm.weight * 2)
+
+
+def _replace_memory(model: Any) -> None:
+    model.model.norm.weight.data = model.model.norm.weight * 2
+
+
+def _write_weight(model: Any) -> None:
+    with torch.inference_mode():
+        model.model.norm.weight *= 2
+
+
+def _replace_module(model: Any) -> None:
+    model.model.norm = torch.nn.Sequential(model.model.norm, _Twice())
+
+
+def _replace_method(model: Any) -> None:
+    norm = model.model.norm
+    forward = norm.forward
+    norm.forward = lambda *args: 2 * forward(*args)
+
+
+class _Twice(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+
+@pytest.mark.parametrize(
+    "change", [_replace_weight, _replace_memory, _write_weight, _replace_module, _replace_method]
+)
+def test_a_changed_model_computes_what_it_is_now(change: Callable[[Any], None]) -> None:
+    """Behind the last norm all numbers are twice what they were, and so are the logits."""
+    plain, taped = (
+        small_llm(record_decode=records, enable_prefix_caching=False) for records in (False, True)
+    )
+    found = [[] for _ in range(2)]
+    for llm, logprobs in zip((plain, taped), found, strict=True):
+        for _ in range(2):
+            logprobs.append(llm.generate([[1] * 5], PARAMS)[0].outputs[0].logprobs)
+            change(llm.engine.model)
+        logprobs.append(llm.generate([[1] * 5], PARAMS)[0].outputs[0].logprobs)
+    assert found[0] == found[1]
+    assert found[0][0] != found[0][1] != found[0][2]
+    assert tapes(taped).flaw is None and tapes(taped).num_calls
+
+
+def test_a_compiled_module_is_called() -> None:
+    llm = small_llm()
+    llm.generate([[1] * 5], PARAMS)
+    assert tapes(llm).num_calls
+    graphs: list[torch.fx.GraphModule] = []
+
+    def compiler(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    llm.engine.model.model.norm.compile(backend=compiler)
+    llm.generate([[1] * 5], PARAMS)
+    assert graphs and not tapes(llm).num_calls
 
 
 def test_calls_that_are_observed_are_made() -> None:
