@@ -193,17 +193,19 @@ class Finder:
             if not node.checkpoints or node.length > walk.cached:
                 continue
             most = min(self._page_size - 1, limit - node.length)
-            tail = data[node.length * TOKEN_BYTES : (node.length + most) * TOKEN_BYTES]
-            if len(node.checkpoints) > most:
-                found = [tail[:end] for end in range(len(tail), -1, -TOKEN_BYTES)]
-            else:
-                found = sorted(filter(tail.startswith, node.checkpoints), key=len, reverse=True)
-            yield from (node.checkpoints[end] for end in found if end in node.checkpoints)
+            start, end = node.length * TOKEN_BYTES, (node.length + most) * TOKEN_BYTES
+            longest = max(map(len, node.checkpoints))
+            for stop in range(min(end, start + longest), start - 1, -TOKEN_BYTES):
+                checkpoint = node.checkpoints.get(data[start:stop])
+                if checkpoint is not None:
+                    yield checkpoint
 
     def _best_checkpoint(
         self, walk: _Walk, data: bytes, limit: int
     ) -> tuple[Checkpoint | None, bool]:
         window_gone = False
+        if not (walk.cached or walk.path[0].checkpoints):  # as of most prompts that are new
+            return None, False
         for checkpoint in self._checkpoints(walk, data, limit):
             if self._missing_page(walk.path, checkpoint.position, checkpoint) is None:
                 return checkpoint, False

@@ -7,6 +7,7 @@ then checkpoints, the least worth first, and with each the pages that served it 
 import heapq
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import cast
 
 from hybridrt.cache.finder import Finder, Match
 from hybridrt.cache.page_table import PhysicalId
@@ -179,8 +180,8 @@ class PrefixCache:
         """
         chunk = self.page_size * TOKEN_BYTES
         count = len(tokens) // chunk
-        for (g, _), column in zip(self.token_groups, columns, strict=True):
-            self._keep(g, _there(column))
+        for (g, plan), column in zip(self.token_groups, columns, strict=True):
+            self._keep(g, _there(plan, column))
         self.num_pages += count
         if node.users == 1 and node.parent is not None and _is_bare(node):
             node.tokens += tokens
@@ -212,7 +213,7 @@ class PrefixCache:
                         own[index] = page
                         self._keep(g, (page,))
             own += new
-            self._keep(g, _there(new))
+            self._keep(g, _there(plan, new))
         if count <= there:
             return
         node.num_cached = count
@@ -376,7 +377,7 @@ class PrefixCache:
         """Drops the last `count` pages of a node, and keeps their tokens in mind for a while."""
         was_whole, left = node.is_whole, node.num_cached - count
         for (g, plan), column in zip(self.token_groups, node.columns, strict=True):
-            dropped = _there(column[left:])
+            dropped = _there(plan, column[left:])
             del column[left:]
             if plan.window is not None:
                 for page in dropped:
@@ -442,7 +443,10 @@ class PrefixCache:
             self._heap = sorted(e for e in entries.values() if not e[3].is_dropped)
 
 
-def _there(column: Column) -> list[PhysicalId]:
+def _there(plan: GroupPlan, column: Column) -> list[PhysicalId]:
+    """The pages of a column that are there: without a window, all."""
+    if plan.window is None:
+        return cast(list[PhysicalId], column)
     return [page for page in column if page is not None]
 
 

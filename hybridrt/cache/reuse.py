@@ -199,7 +199,7 @@ class Reuse:
     def _publish_states(
         self, place: Place, tables: Sequence[PageTable], tokens: Sequence[int], num_tokens: int
     ) -> None:
-        for position in sorted(p for p in place.exports if p <= num_tokens):
+        for position in sorted([p for p in place.exports if p <= num_tokens]):
             export = place.exports.pop(position)
             if position == num_tokens:  # the step ended here, so it is the sequence's own state
                 own = [(g, tables[g].physical_ids) for g in self._states]
@@ -241,7 +241,7 @@ class Reuse:
         self.publish(place, tables, tokens, num_tokens)
         if not self._states:
             return
-        states = {g: list(tables[g].physical_ids) for g in self._states}
+        states = {g: tables[g].physical_ids[:] for g in self._states}
         self._leave(place, tables, tokens, num_tokens, states, USEFUL)
         self._supersede(place, num_tokens)
 
@@ -380,6 +380,6 @@ def _pages_of(table: PageTable, first: int, count: int) -> Column:
     """The pages `first` to `first + count - 1` in token order; None: released already."""
     begin = first - table.num_released
     if begin >= 0:
-        return [*table.physical_ids[begin : begin + count]]
+        return cast(Column, table.physical_ids[begin : begin + count])
     missing = min(-begin, count)
     return [*[None] * missing, *table.physical_ids[: count - missing]]

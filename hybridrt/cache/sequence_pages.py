@@ -1,6 +1,7 @@
 """The pages of every sequence in the engine: admit, extend, commit, fork, free."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from operator import itemgetter
 
 from hybridrt.cache.finder import Match
 from hybridrt.cache.page_table import PageTable, PhysicalId
@@ -213,11 +214,14 @@ class SequencePages:
     def exports(self, sequence: str, start: int, stop: int) -> list[tuple[int, PagesOfGroups]]:
         """The positions in `start` to `stop` whose states are to be left, and in which pages."""
         entry = self._entries[sequence]
-        inside = {p: pages for p, pages in entry.taps.items() if start < p < stop}
-        for position, export in entry.place.exports.items() if entry.place is not None else ():
-            if start < position < stop:
-                inside[position] = export.pages
-        return sorted(inside.items())
+        inside = [x for x in entry.taps.items() if start < x[0] < stop] if entry.taps else []
+        if entry.place is not None:
+            inside += [
+                (position, export.pages)
+                for position, export in entry.place.exports.items()
+                if start < position < stop
+            ]
+        return sorted(inside, key=itemgetter(0)) if len(inside) > 1 else inside
 
     def tap(self, sequence: str, positions: Sequence[int]) -> int:
         """Lets the next step leave the states at these positions in pages, for `exports` to tell.

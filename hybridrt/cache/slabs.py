@@ -12,19 +12,63 @@ them lets go: it is cached, and whoever needs its room may drop it.
 
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
+from typing import cast
 
 from hybridrt.cache.page_table import PhysicalId
+
+NOBODY = -1  # in the place of a slab
 
 
 class OutOfPages(MemoryError):  # noqa: N818 (as MemoryError itself)
     """The pool can't give what was asked for; nothing was changed."""
 
 
-class _Group:
-    """One group's slabs, with those of the fewest free pages first in line.
+class _Line:
+    """Slabs that have free pages, those of the fewest first: a linked list for each number."""
 
-    Filling the fullest slabs first leaves the emptiest to become free.
-    """
+    def __init__(self, num_slabs: int, most_free: int) -> None:
+        self._first = [NOBODY] * (most_free + 1)
+        self._next = [NOBODY] * num_slabs
+        self._previous = [NOBODY] * num_slabs
+        self._nonempty = 0  # bit f is set: some slab has f free pages
+
+    def __bool__(self) -> bool:
+        return self._nonempty != 0
+
+    def fewest(self) -> tuple[int, int]:
+        """A slab of the fewest free pages, and how many it has."""
+        num_free = (self._nonempty & -self._nonempty).bit_length() - 1
+        return self._first[num_free], num_free
+
+    def enter(self, slab: int, num_free: int) -> None:
+        """Puts a slab in line, if it has any free page."""
+        if not num_free:
+            return
+        first = self._first[num_free]
+        self._first[num_free] = slab
+        self._next[slab], self._previous[slab] = first, NOBODY
+        if first == NOBODY:
+            self._nonempty |= 1 << num_free
+        else:
+            self._previous[first] = slab
+
+    def leave(self, slab: int, num_free: int) -> None:
+        """Takes a slab out that entered with so many free pages."""
+        if not num_free:
+            return
+        before, behind = self._previous[slab], self._next[slab]
+        if behind != NOBODY:
+            self._previous[behind] = before
+        if before != NOBODY:
+            self._next[before] = behind
+            return
+        self._first[num_free] = behind
+        if behind == NOBODY:
+            self._nonempty ^= 1 << num_free
+
+
+class _Group:
+    """One group's slabs. Filling the fullest ones first leaves the emptiest to become free."""
 
     def __init__(self, num_slabs: int, pages_per_slab: int) -> None:
         self.pages_per_slab = pages_per_slab
@@ -35,39 +79,38 @@ class _Group:
         self.kept_again: dict[PhysicalId, int] = {}  # how many more keep it, if any do
         self.in_use: dict[int, int] = {}  # slab -> its pages in use, if there are any
         self.num_in_use = 0
-        self._free_pages: dict[int, list[int]] = {}  # slab -> its free pages
-        self._slabs_with: list[dict[int, None]] = [{} for _ in range(pages_per_slab + 1)]
-        self._nonempty = 0  # bit f is set: some slab has f > 0 free pages
+        self._free_pages: dict[int, list[PhysicalId]] = {}  # slab -> its free pages
+        self._line = _Line(num_slabs, pages_per_slab - 1)
 
     def take(self, count: int, new_slabs: Iterable[int]) -> list[PhysicalId]:
         """So many pages of the fullest slabs, then of new ones, all of which are needed for it."""
         taken: list[PhysicalId] = []
-        is_taken = self.is_taken
-        while len(taken) < count and self._nonempty:
-            fewest = (self._nonempty & -self._nonempty).bit_length() - 1
-            slab = next(iter(self._slabs_with[fewest]))
+        wanted, line = count, self._line
+        while wanted and line:
+            slab, num_free = line.fewest()
             free = self._free_pages[slab]
-            some = free[: count - len(taken)]
-            del free[: len(some)]
-            for page in some:
-                is_taken[page] = 1
-            self._leave(slab, fewest)
-            self._enter(slab, len(free))
+            some = free[:wanted]
+            del free[:wanted]
+            line.leave(slab, num_free)
+            line.enter(slab, len(free))
             self.in_use[slab] = self.in_use.get(slab, 0) + len(some)
             self.num_free -= len(some)
-            taken += map(PhysicalId, some)
+            wanted -= len(some)
+            taken += some
+        size = self.pages_per_slab
         for slab in new_slabs:
-            first, end = slab * self.pages_per_slab, (slab + 1) * self.pages_per_slab
-            used = min(end, first + count - len(taken))
-            taken += map(PhysicalId, range(first, used))
-            if used - first == 1:  # the usual case where a page is a slab
-                is_taken[first] = 1
-            else:
-                is_taken[first:used] = b"\1" * (used - first)
-            self._free_pages[slab] = list(range(used, end))
-            self._enter(slab, end - used)
-            self.in_use[slab] = used - first
-            self.num_free += end - used
+            free = cast(list[PhysicalId], [*range(slab * size, (slab + 1) * size)])
+            some = free[:wanted]
+            del free[:wanted]
+            self._free_pages[slab] = free
+            line.enter(slab, len(free))
+            self.in_use[slab] = len(some)
+            self.num_free += len(free)
+            wanted -= len(some)
+            taken += some
+        is_taken = self.is_taken
+        for page in taken:
+            is_taken[page] = 1
         self.num_in_use += count
         self.holders.update(dict.fromkeys(taken, 1))
         return taken
@@ -103,20 +146,27 @@ class _Group:
                 freed.append(page)
         return freed
 
-    def give_back(self, page: PhysicalId) -> int | None:
-        """Frees a page. Returns its slab if that is free as a whole now."""
-        slab = page // self.pages_per_slab
-        pages = self._free_pages[slab]
-        self._leave(slab, len(pages))
-        pages.append(page)
-        self.is_taken[page] = 0
-        self.num_free += 1
-        if len(pages) < self.pages_per_slab:
-            self._enter(slab, len(pages))
-            return None
-        del self._free_pages[slab]
-        self.num_free -= self.pages_per_slab
-        return slab
+    def free(self, pages: Iterable[PhysicalId]) -> list[int]:
+        """Frees pages that nobody holds or keeps. Returns the slabs that are free as a whole."""
+        size, free_pages, is_taken = self.pages_per_slab, self._free_pages, self.is_taken
+        whole: list[int] = []
+        line = self._line
+        for page in pages:
+            del self.holders[page]
+            is_taken[page] = 0
+            slab = page // size
+            own = free_pages[slab]
+            num_free = len(own)
+            line.leave(slab, num_free)
+            if num_free + 1 < size:
+                own.append(page)
+                line.enter(slab, num_free + 1)
+                self.num_free += 1
+            else:
+                del free_pages[slab]
+                self.num_free -= num_free
+                whole.append(slab)
+        return whole
 
     @property
     def slabs(self) -> list[int]:
@@ -125,16 +175,6 @@ class _Group:
     @property
     def num_slabs(self) -> int:
         return len(self._free_pages)
-
-    def _enter(self, slab: int, num_free: int) -> None:
-        self._slabs_with[num_free][slab] = None
-        if num_free:
-            self._nonempty |= 1 << num_free
-
-    def _leave(self, slab: int, num_free: int) -> None:
-        del self._slabs_with[num_free][slab]
-        if not self._slabs_with[num_free]:
-            self._nonempty &= ~(1 << num_free)
 
 
 class SlabAllocator:
@@ -212,7 +252,11 @@ class SlabAllocator:
 
     def are_free(self, counts: Sequence[int]) -> bool:
         """Whether there are `counts[g]` pages of each group g without dropping cached ones."""
-        return sum(self._slabs_missing(counts)) <= len(self._free_slabs)
+        slabs = len(self._free_slabs)
+        for group, count in zip(self._groups, counts, strict=True):
+            if count > group.num_free:
+                slabs -= -(-(count - group.num_free) // group.pages_per_slab)
+        return slabs >= 0
 
     def allocate(self, counts: Sequence[int]) -> list[list[PhysicalId]]:
         """Takes `counts[g]` free pages of every group g, or raises and takes none.
@@ -252,8 +296,8 @@ class SlabAllocator:
 
     def drop(self, group: int, pages: Iterable[PhysicalId]) -> list[PhysicalId]:
         """Keeps each of these pages no longer. Returns those that are free now."""
-        kept, kept_again = self._groups[group].kept, self._groups[group].kept_again
-        holders = self._groups[group].holders
+        own = self._groups[group]
+        kept, kept_again, holders = own.kept, own.kept_again, own.holders
         freed: list[PhysicalId] = []
         for page in pages:
             if page in kept_again:
@@ -263,8 +307,9 @@ class SlabAllocator:
                 continue
             kept.remove(page)
             if not holders[page]:
-                self._free(group, page)
                 freed.append(page)
+        if freed:
+            self._free_slabs += own.free(freed)
         return freed
 
     def retain(self, group: int, pages: Iterable[PhysicalId]) -> None:
@@ -275,15 +320,9 @@ class SlabAllocator:
     def release(self, group: int, pages: Iterable[PhysicalId]) -> list[PhysicalId]:
         """Takes a holder from each of these pages. Returns those that are free now."""
         freed = self._groups[group].release(pages)
-        for page in freed:
-            self._free(group, page)
+        if freed:
+            self._free_slabs += self._groups[group].free(freed)
         return freed
-
-    def _free(self, group: int, page: PhysicalId) -> None:
-        del self._groups[group].holders[page]
-        slab = self._groups[group].give_back(page)
-        if slab is not None:
-            self._free_slabs.append(slab)
 
     def _slabs_missing(self, counts: Sequence[int]) -> list[int]:
         return [

@@ -44,9 +44,9 @@ class CutRows:
         self, group: int, own: Int64[np.ndarray, "rows parts"], *, initial: bool
     ) -> Int64[np.ndarray, "parts pieces"]:
         """The pages that each piece's states are read from, with `initial`, or left in."""
-        ids = own[self.row]
-        for piece, others in (self.reads if initial else self.writes).items():
-            ids[piece] = others[group]
+        ids, others = own[self.row], self.reads if initial else self.writes
+        if others:
+            ids[[*others]] = [pages[group] for pages in others.values()]
         return np.ascontiguousarray(ids.T)
 
 
@@ -57,8 +57,8 @@ def cut_rows(
     pages: SequencePages,
 ) -> CutRows | None:
     """All rows in pieces. None: each is one piece, from its own state to its own."""
-    num_pieces = np.ones(len(rows), np.int64)
     cuts: list[int] = []  # positions at which a piece ends and the next begins
+    cut: list[int] = []  # the rows that have them
     reads: dict[int, PagesOfGroups] = {}
     writes: dict[int, PagesOfGroups] = {}
     for index in _unsettled(rows, pages):
@@ -66,14 +66,14 @@ def cut_rows(
         initial = pages.initial_states(sequence.sequence_id)
         if initial is not None:
             reads[index + len(cuts)] = initial
-        exports = pages.exports(sequence.sequence_id, start, stop)
-        num_pieces[index] += len(exports)
-        for position, exported in exports:
+        for position, exported in pages.exports(sequence.sequence_id, start, stop):
             piece = index + len(cuts)
             writes[piece] = reads[piece + 1] = exported
             cuts.append(position)
+            cut.append(index)
     if not reads:
         return None
+    num_pieces = 1 + np.bincount(cut, minlength=len(rows))
     row = np.arange(len(rows)).repeat(num_pieces)
     starts, stops = starts[row], stops[row]
     follows = np.zeros(len(row), np.bool_)
