@@ -35,7 +35,7 @@ def make_packed_dot(count: int, lines: int) -> Callable[..., Any]:
 
     All are addresses or numbers: of a block, of the first of `count` vectors, `vector_bytes`
     apart, of so many pairs, and of `float32[count, OUTPUTS]`, to which it adds. With every pair
-    it begins to read so many `lines` that lie `ahead` bytes further on.
+    it begins to read the next so many `lines` of those that lie `ahead` bytes behind the first pair.
     """
 
     @intrinsic
@@ -61,13 +61,14 @@ def _write(b, count, lines, block, vectors, vector_bytes, pairs, sums, ahead):
     totals = {(t, r): alloca_once_value(b, all_lanes(0.0)) for t, r in places}
     for (t, r), total in totals.items():
         b.store(b.load(place(t, r), align=4), total)
+    first_ahead = b.add(block, ahead)
     given = [b.add(vectors, b.mul(vector_bytes, _LONG(t))) for t in range(count)]
     with for_range(b, pairs) as loop:
         row = b.add(block, b.mul(loop.index, _LONG(4 * OUTPUTS)))
-        next_line = b.add(row, ahead)
         for line in range(lines):
             how = [ir.Constant(INT32, number) for number in (0, 3, 1)]  # to read, L1, data
-            to = at(b.add(next_line, _LONG(LINE * line)), ir.IntType(8))
+            number = b.add(b.mul(loop.index, _LONG(lines)), _LONG(line))
+            to = at(b.add(first_ahead, b.mul(number, _LONG(LINE))), ir.IntType(8))
             call(b, "llvm.prefetch.p0", ir.VoidType(), [to, *how])
         weights = [
             b.load(at(b.add(row, _LONG(4 * LANES * r)), _PAIRS), align=4) for r in range(REGISTERS)

@@ -18,6 +18,7 @@ from hybridrt.kernels.cpu.packed_dot import LINE, MOST_VECTORS, OUTPUTS, make_pa
 MOST_TOKENS = 128  # beyond it oneDNN is as fast
 AHEAD = 4096  # bytes, from beginning to read to using, where pairs are used once
 PAIRS = 64  # of a block at a time, where they are used again and again: 16 KiB
+FEW_PAIRS = 32  # where they are used twice, and waiting for memory is most of the time
 LINES = 4 * OUTPUTS // LINE  # of a pair for all outputs of a block
 SMALL = 2**18  # weights: beyond it another thread is worth waking
 
@@ -73,17 +74,18 @@ def _dot_in_turns(block, vectors, vector_bytes, pairs, sums, tokens):
     # pragma: no cover
     """Takes some pairs at a time through all turns, while the next pairs come from memory.
 
-    Turns ask for them by halves: one for the first outputs of a block, the next for the others.
+    Turns ask for them by halves: one for the first of these pairs, the next for the others.
     """
     turns = (tokens + MOST_VECTORS - 1) // MOST_VECTORS
-    for pair in range(0, pairs, PAIRS):
-        some, first = min(PAIRS, pairs - pair), 0
+    most = FEW_PAIRS if turns == 2 else PAIRS
+    for pair in range(0, pairs, most):
+        some, first = min(most, pairs - pair), 0
         part = block + 4 * OUTPUTS * pair
         for turn in range(turns):
             end = tokens * (turn + 1) // turns
             given = vectors + vector_bytes * first + 4 * pair
             into = sums + 4 * OUTPUTS * first
-            ahead = 4 * OUTPUTS * PAIRS + (turn % 2) * 2 * OUTPUTS
+            ahead = 4 * OUTPUTS * some + (turn % 2) * 2 * OUTPUTS * some
             if end - first == 3:
                 _some_3(part, given, vector_bytes, some, into, ahead)
             elif end - first == 4:
