@@ -97,6 +97,8 @@ def _scan(  # pragma: no cover  (compiled, as all below)
             # Of a row that follows it is what the row before it has left, rounded as there.
             source = sources(rows)[row] * rows.stride + first * state_size
             kept = elements(states + state_like.itemsize * source, len(h), state_like)
+            if first + count < channels:  # whose states this thread takes next, as a rule
+                _fetch(octets(states + state_like.itemsize * (source + len(h)), kept.nbytes))
             for n in range(len(h)):
                 h[n] = as_float(kept[n]) if has_initial(rows)[row] else np.float32(0)
             for t in range(tokens[row], tokens[row + 1]):
