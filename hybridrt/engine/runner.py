@@ -190,6 +190,6 @@ class Runner:
 
 def _keep_logits(rows: Rows[Row], logits: Float[Tensor, "rows vocab"]) -> None:
     """Gives sequences that are held the logits behind their last token."""
-    for row, behind in zip(rows, logits, strict=True):
+    for index, row in enumerate(rows):
         if isinstance(row.sequence, HeldRun):
-            row.sequence.know(row.stop, behind)
+            row.sequence.know(row.stop, logits[index])

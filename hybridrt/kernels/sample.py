@@ -1,6 +1,5 @@
 """The draw of the next token."""
 
-import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
@@ -11,8 +10,9 @@ from hybridrt.kernels.reference import sample as reference
 def likeliest(logits: Float[Tensor, "rows vocab"]) -> Int64[Tensor, " rows"]:
     """The first of the likeliest tokens of each row: `sample` at temperature 0."""
     if has_numba(logits):
-        unused = torch.zeros(len(logits), dtype=torch.float64)
-        return sample(logits, unused, unused, unused)
+        from hybridrt.kernels.cpu import sample as cpu
+
+        return cpu.likeliest(logits)
     return logits.argmax(-1)
 
 

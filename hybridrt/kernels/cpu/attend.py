@@ -14,9 +14,11 @@ import numpy as np
 
 from hybridrt.kernels.cpu.attend_join import join_rows, write
 from hybridrt.kernels.cpu.attend_tile import (
+    AHEAD,
     NOTHING,
     TILE,
     add_values,
+    fetch,
     first_seen,
     score,
     weigh,
@@ -120,6 +122,20 @@ def _attend_piece(
 
 @inner
 @no_type_check
+def _fetch_next(
+    of_row, piece, kv_head, parts, k, v, k_places, v_places, count, sizes
+):  # fmt: skip  # pragma: no cover
+    """Begins to read what another job of the row begins with, if it has the same piece."""
+    of_piece = of_row - piece * sizes.kv_heads * parts
+    heads = of_piece // parts - kv_head
+    if of_piece < sizes.kv_heads * parts and heads > 0:
+        some, line = min(AHEAD, count), 64 // k.itemsize
+        fetch(pointer(k[heads * sizes.k_head :]), k_places, 0, some, sizes.k, line)
+        fetch(pointer(v[heads * sizes.v_head :]), v_places, 0, some, sizes.v, line)
+
+
+@inner
+@no_type_check
 def _work(
     worker, workers, q, heads, k, more, v, table, table_stride, positions, sizes, scale, softcap,
     sinks, pieces, jobs, apart_rows, apart, apart_tops, apart_totals, out
@@ -168,6 +184,9 @@ def _work(
         _find(blocks, first, count, size, sizes.v_block, v_start, sizes.v_token, v_places)
         if sizes.more > 0:
             _find(blocks, first, count, size, sizes.more_block, 0, sizes.more_token, more_places)
+        _fetch_next(
+            job + workers - jobs[row], piece, kv_head, parts, k, v, k_places, v_places, count, sizes
+        )  # fmt: skip
         _attend_piece(
             queries, here, width, k, more, v, k_places, more_places, v_places, count, sizes,
             softcap, scores, tops, totals, kept, sums, v_width

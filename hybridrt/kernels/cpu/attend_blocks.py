@@ -141,8 +141,9 @@ def _attend(
         values = v_blocks[block - chunk.first_block]
         step = 2 * chunk.q_token
         add_products(
-            keys.ctypes.data, query + begin * step, step, chunk.k // 2, scores.ctypes.data, some
-        )
+            keys.ctypes.data, query + begin * step, step, chunk.k // 2, scores.ctypes.data, some,
+            keys.ctypes.data + keys.nbytes
+        )  # fmt: skip
         if softcap > 0:
             _cap(scores, some * OUTPUTS, scale, softcap)
         last_start = first_seen(position + end - 1, chunk.window, chunk.chunked)
@@ -163,7 +164,7 @@ def _attend(
             of_part = values.ctypes.data + 2 * OUTPUTS * OUTPUTS * part
             add_products(
                 of_part, weights.ctypes.data, 2 * OUTPUTS, OUTPUTS // 2, sums.ctypes.data + 4 * at,
-                some
+                some, of_part + 2 * OUTPUTS * OUTPUTS
             )  # fmt: skip
 
 

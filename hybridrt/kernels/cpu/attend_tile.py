@@ -1,8 +1,8 @@
 """Queries of some heads and a tile of tokens: scores, weights, and sums of values.
 
 Four heads and four tokens, or four vectors of values, are taken at a time: their 16 sums stay in
-registers, and what is read is used four times. A tile's tokens begin at `places[t]` of a cache;
-behind its last, up to a multiple of 4, it is repeated.
+registers, and what is read is used four times; of two or three heads that are left, two. A tile's
+tokens begin at `places[t]` of a cache; behind its last, up to a multiple of 4, it is repeated.
 """
 
 from typing import no_type_check
@@ -90,6 +90,25 @@ def _four_heads(q, at, width, keys, places, t, size, sums):  # pragma: no cover
 
 @inline
 @no_type_check
+def _by_two(q, at, width, k, sums):  # pragma: no cover
+    """Two queries, `width` apart, times four tokens."""
+    return fma4(load(q, at), k, sums[0]), fma4(load(q, at + width), k, sums[1])
+
+
+@inline
+@no_type_check
+def _two_heads(q, at, width, keys, places, t, size, sums):  # pragma: no cover
+    whole = size // LANES * LANES
+    for d in range(0, whole, LANES):
+        sums = _by_two(q, at + d, width, _tokens(keys, places, t, d), sums)
+    if whole < size:
+        k = _tokens_end(keys, places, t, whole, size - whole)
+        sums = _by_two(q, at + whole, width, k, sums)
+    return sums
+
+
+@inline
+@no_type_check
 def _one_head(q, at, keys, places, t, size, sums):  # pragma: no cover
     whole = size // LANES * LANES
     for d in range(0, whole, LANES):
@@ -131,6 +150,14 @@ def score(
             store_sums(c[0], c[1], c[2], c[3], scores, into + 2 * TILE)
             store_sums(d[0], d[1], d[2], d[3], scores, into + 3 * TILE)
             g += 4
+        while g + 2 <= heads:
+            at, into = g * width, g * TILE + t
+            pair = _two_heads(q, at, width, k, places, t, size, (zeros4(), zeros4()))
+            pair = _two_heads(q, at + second, width, more, more_places, t, more_size, pair)
+            a, b = pair
+            store_sums(a[0], a[1], a[2], a[3], scores, into)
+            store_sums(b[0], b[1], b[2], b[3], scores, into + TILE)
+            g += 2
         while g < heads:
             a = _one_head(q, g * width, k, places, t, size, zeros4())
             a = _one_head(q, g * width + second, more, more_places, t, more_size, a)
@@ -195,6 +222,20 @@ def add_values(
             store4(c, sums, at + 2 * width)
             store4(e, sums, at + 3 * width)
             g += 4
+        while g + 2 <= heads:
+            at, of = g * width + d, g * TILE
+            a = mul4(load4(sums, at), splat(kept[g]))
+            b = mul4(load4(sums, at + width), splat(kept[g + 1]))
+            for t in range(count):
+                if g == 0 and t + AHEAD < left:
+                    for i in range(d, d + FOUR, line):
+                        prefetch(v, places[t + AHEAD] + i)
+                value = load4(v, places[t] + d)
+                a = fma4(splat(weights[of + t]), value, a)
+                b = fma4(splat(weights[of + TILE + t]), value, b)
+            store4(a, sums, at)
+            store4(b, sums, at + width)
+            g += 2
         while g < heads:
             a = mul4(load4(sums, g * width + d), splat(kept[g]))
             for t in range(count):

@@ -102,6 +102,13 @@ def octets(address, count):  # pragma: no cover
 
 @inlined
 @no_type_check
+def doubles(address, count):  # pragma: no cover
+    """The `count` float64 numbers at an address."""
+    return numba.carray(address_of(address), (count,), np.float64)
+
+
+@inlined
+@no_type_check
 def integers(address, count):  # pragma: no cover
     """The `count` int64 numbers at an address."""
     return numba.carray(address_of(address), (count,), np.int64)

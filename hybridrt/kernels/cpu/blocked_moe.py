@@ -80,27 +80,44 @@ def _add_bias(sums, count, bias, place):  # pragma: no cover
 
 @inner
 @no_type_check
-def _products(matrix, bias, number, vectors, size, count, sums):  # pragma: no cover
-    """Those of a block, by its number among those of all experts, with `count` vectors."""
+def _products(matrix, bias, number, vectors, size, count, sums, following):  # pragma: no cover
+    """Those of a block, by its number among those of all experts, with `count` vectors.
+
+    `following` is the number of the block that is needed next.
+    """
     sums[:count] = 0
-    block = matrix + 2 * OUTPUTS * size * number
-    add_products(block, vectors, 2 * size, size // 2, sums.ctypes.data, count)
+    block_bytes, of_sums = 2 * OUTPUTS * size, sums.ctypes.data
+    block, next_block = matrix + block_bytes * number, matrix + block_bytes * following
+    add_products(block, vectors, 2 * size, size // 2, of_sums, count, next_block)
     _add_bias(sums, count, bias, OUTPUTS * number)
 
 
 @inner
 @no_type_check
-def _gate_block(e, n, a, count, given, matrices, gate, sizes, one, other, values):
-    # pragma: no cover
-    """The n-th block of values of `count` assignments from the a-th on, of expert e."""
+def _block_of_values(gate, jobs, e, n):  # pragma: no cover
+    """The number of the first matrix's block for the n-th values of expert e, a gate's if any."""
+    if gate.kind == SQUARED_RELU:
+        return e * jobs + n
+    return 2 * e * jobs + (2 * n if gate.by_turns else n)
+
+
+@inner
+@no_type_check
+def _gate_block(
+    n, block, following, a, count, given, matrices, gate, sizes, one, other, values
+):  # fmt: skip  # pragma: no cover
+    """The n-th values of `count` assignments from the a-th on, of one expert.
+
+    `block` and `following` are the blocks for them, and for what comes next.
+    """
     jobs, vectors = sizes.inner // OUTPUTS, given + 2 * a * sizes.hidden
     matrix, bias, size = matrices.first, matrices.first_bias, sizes.hidden
     if gate.kind == SQUARED_RELU:
-        _products(matrix, bias, e * jobs + n, vectors, size, count, other)
+        _products(matrix, bias, block, vectors, size, count, other, following)
     else:
-        both = (2 * n, 2 * n + 1) if gate.by_turns else (n, n + jobs)
-        _products(matrix, bias, 2 * e * jobs + both[0], vectors, size, count, one)
-        _products(matrix, bias, 2 * e * jobs + both[1], vectors, size, count, other)
+        up = block + (1 if gate.by_turns else jobs)
+        _products(matrix, bias, block, vectors, size, count, one, up)
+        _products(matrix, bias, up, vectors, size, count, other, following)
     parts = np.empty((2, OUTPUTS), np.float32)
     half = OUTPUTS // 2
     for t in range(count):
@@ -119,14 +136,21 @@ def _gate_block(e, n, a, count, given, matrices, gate, sizes, one, other, values
 def _first(worker, workers, given, matrices, gate, starts, sizes, values):  # pragma: no cover
     """A worker's blocks of the values between the two products."""
     one, other = np.zeros((LOT, OUTPUTS), np.float32), np.zeros((LOT, OUTPUTS), np.float32)
+    jobs = sizes.inner // OUTPUTS
     for e in range(sizes.experts):
         if starts[e] == starts[e + 1]:
             continue
-        for n in range(worker, sizes.inner // OUTPUTS, workers):
+        for n in range(worker, jobs, workers):
+            block = _block_of_values(gate, jobs, e, n)
+            if n + workers < jobs:
+                next_block = _block_of_values(gate, jobs, e, n + workers)
+            else:
+                next_block = _block_of_values(gate, jobs, e + 1, worker)
             for a in range(starts[e], starts[e + 1], LOT):
                 count = min(LOT, starts[e + 1] - a)
+                following = block if a + count < starts[e + 1] else next_block
                 _gate_block(
-                    e, n, a, count, given, matrices, gate, sizes, one, other, values
+                    n, block, following, a, count, given, matrices, gate, sizes, one, other, values
                 )  # fmt: skip
 
 
@@ -147,7 +171,9 @@ def _second(
         for e in range(sizes.experts):
             for a in range(starts[e], starts[e + 1], LOT):
                 count = min(LOT, starts[e + 1] - a)
-                _products(matrix, bias, e * jobs + n, values + 2 * a * size, size, count, sums)
+                block, vectors = e * jobs + n, values + 2 * a * size
+                following = block if a + count < starts[e + 1] else block + jobs
+                _products(matrix, bias, block, vectors, size, count, sums, following)
                 for t in range(count):
                     weight, token = by_weight[order[a + t]], order[a + t] // sizes.top_k
                     for i in range(OUTPUTS):

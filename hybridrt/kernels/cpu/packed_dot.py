@@ -34,8 +34,8 @@ def make_packed_dot(count: int, lines: int) -> Callable[..., Any]:
     """A function `(block, vectors, vector_bytes, pairs, sums, ahead)` for compiled code.
 
     All are addresses or numbers: of a block, of the first of `count` vectors, `vector_bytes`
-    apart, of so many pairs, and of `float32[count, OUTPUTS]`, to which it adds. With every pair
-    it begins to read the next so many `lines` of those that lie `ahead` bytes behind the first pair.
+    apart, of so many pairs, and of `float32[count, OUTPUTS]`, to which it adds. With every pair it
+    begins to read the next so many `lines` of those that lie `ahead` bytes behind the first one.
     """
 
     @intrinsic

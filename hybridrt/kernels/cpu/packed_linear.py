@@ -52,25 +52,25 @@ _some_3, _some_4, _some_5, _some_6 = (
 
 @inner
 @no_type_check
-def _dot(count, block, vectors, vector_bytes, pairs, sums):
+def _dot(count, block, vectors, vector_bytes, pairs, sums, ahead):
     # pragma: no cover  (compiled, as all below)
     if count == 1:
-        _dot_1(block, vectors, vector_bytes, pairs, sums, AHEAD)
+        _dot_1(block, vectors, vector_bytes, pairs, sums, ahead)
     elif count == 2:
-        _dot_2(block, vectors, vector_bytes, pairs, sums, AHEAD)
+        _dot_2(block, vectors, vector_bytes, pairs, sums, ahead)
     elif count == 3:
-        _dot_3(block, vectors, vector_bytes, pairs, sums, AHEAD)
+        _dot_3(block, vectors, vector_bytes, pairs, sums, ahead)
     elif count == 4:
-        _dot_4(block, vectors, vector_bytes, pairs, sums, AHEAD)
+        _dot_4(block, vectors, vector_bytes, pairs, sums, ahead)
     elif count == 5:
-        _dot_5(block, vectors, vector_bytes, pairs, sums, AHEAD)
+        _dot_5(block, vectors, vector_bytes, pairs, sums, ahead)
     else:
-        _dot_6(block, vectors, vector_bytes, pairs, sums, AHEAD)
+        _dot_6(block, vectors, vector_bytes, pairs, sums, ahead)
 
 
 @inner
 @no_type_check
-def _dot_in_turns(block, vectors, vector_bytes, pairs, sums, tokens):
+def _dot_in_turns(block, vectors, vector_bytes, pairs, sums, tokens, following):
     # pragma: no cover
     """Takes some pairs at a time through all turns, while the next pairs come from memory.
 
@@ -85,7 +85,8 @@ def _dot_in_turns(block, vectors, vector_bytes, pairs, sums, tokens):
             end = tokens * (turn + 1) // turns
             given = vectors + vector_bytes * first + 4 * pair
             into = sums + 4 * OUTPUTS * first
-            ahead = 4 * OUTPUTS * some + (turn % 2) * 2 * OUTPUTS * some
+            ahead = 4 * OUTPUTS * some if pair + some < pairs else following - part
+            ahead += (turn % 2) * 2 * OUTPUTS * some
             if end - first == 3:
                 _some_3(part, given, vector_bytes, some, into, ahead)
             elif end - first == 4:
@@ -99,15 +100,24 @@ def _dot_in_turns(block, vectors, vector_bytes, pairs, sums, tokens):
 
 @inner
 @no_type_check
-def add_products(block, vectors, vector_bytes, pairs, sums, count):  # pragma: no cover
+def add_products(
+    block, vectors, vector_bytes, pairs, sums, count, following
+):  # fmt: skip  # pragma: no cover
     """Adds products of a block with `count` vectors to `sums: float32[count, OUTPUTS]`.
 
-    All but `count` and `pairs`, of inputs, are addresses and bytes.
+    All but `count` and `pairs`, of inputs, are addresses and bytes. `following` is the block that
+    is needed next.
     """
     if count <= MOST_VECTORS:
-        _dot(count, block, vectors, vector_bytes, pairs, sums)
+        end = block + 4 * OUTPUTS * pairs
+        some = pairs if following == end else max(0, pairs - AHEAD // (4 * OUTPUTS))
+        _dot(count, block, vectors, vector_bytes, some, sums, AHEAD)
+        if some < pairs:
+            rest = block + 4 * OUTPUTS * some
+            of_rest = vectors + 4 * some
+            _dot(count, rest, of_rest, vector_bytes, pairs - some, sums, following - rest)
     else:
-        _dot_in_turns(block, vectors, vector_bytes, pairs, sums, count)
+        _dot_in_turns(block, vectors, vector_bytes, pairs, sums, count, following)
 
 
 @inner
@@ -116,7 +126,8 @@ def _multiply_block(n, x, weight, block_bytes, bias, out, tokens, outputs, input
     # pragma: no cover
     sums = np.zeros((tokens, OUTPUTS), np.float32)
     size, block = min(OUTPUTS, outputs - n * OUTPUTS), weight + n * block_bytes
-    add_products(block, x, 2 * inputs, inputs // 2, sums.ctypes.data, tokens)
+    of_sums = sums.ctypes.data
+    add_products(block, x, 2 * inputs, inputs // 2, of_sums, tokens, block + block_bytes)
     for t in range(tokens):
         result = halves(out + 2 * (t * outputs + n * OUTPUTS), size)
         if bias:

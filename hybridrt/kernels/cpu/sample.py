@@ -11,7 +11,10 @@ from numba.core import types
 from numba.extending import intrinsic
 from torch import Tensor
 
+from hybridrt.kernels.cpu.bfloat16 import doubles, integers, singles
 from hybridrt.kernels.cpu.jit import FEW, inline, inner, inner_sums, kernel, parallel_kernel
+from hybridrt.kernels.cpu.vector_math import larger, largest_lane
+from hybridrt.kernels.cpu.vectors import LANES, load, pointer
 
 BLOCK = 512
 
@@ -31,12 +34,21 @@ def sample(
     uniform: Float64[Tensor, " rows"],
 ) -> Int64[Tensor, " rows"]:
     """See `hybridrt.kernels.reference.sample`."""
+    return _draw(logits, *(part.double().contiguous() for part in (temperature, least, uniform)))
+
+
+def likeliest(logits: Float[Tensor, "rows vocab"]) -> Int64[Tensor, " rows"]:
+    """What `sample` gives at temperature 0."""
+    return _draw(logits)
+
+
+def _draw(logits: Tensor, *of_rows: Tensor) -> Int64[Tensor, " rows"]:
     logits = logits.float().contiguous()
     tokens = torch.empty(len(logits), dtype=torch.int64)
     if logits.numel():
         run = _few if logits.numel() <= FEW else _many
-        rows = (logits, logits.amax(-1), temperature, least, uniform, tokens)
-        run(*(part.numpy() for part in rows))
+        addresses = [part.data_ptr() for part in of_rows] or [0, 0, 0]
+        run(logits.data_ptr(), *addresses, tokens.data_ptr(), *logits.shape)
     return tokens
 
 
@@ -108,6 +120,21 @@ def _drawn(logits, largest, temperature, least, uniform):  # pragma: no cover
 
 @inner
 @no_type_check
+def _largest(logits):  # pragma: no cover
+    numbers, whole = pointer(logits), len(logits) // LANES * LANES
+    top = logits[0]
+    if whole:
+        high = load(numbers, 0)
+        for i in range(LANES, whole, LANES):
+            high = larger(load(numbers, i), high)
+        top = largest_lane(high)
+    for i in range(whole, len(logits)):
+        top = max(top, logits[i])
+    return top
+
+
+@inner
+@no_type_check
 def _likeliest(logits, largest):  # pragma: no cover
     """The first of the largest, which is looked for in blocks, as those make vector code."""
     for start in range(0, len(logits), BLOCK):
@@ -124,23 +151,27 @@ def _likeliest(logits, largest):  # pragma: no cover
 
 @inner
 @no_type_check
-def _sample(row, logits, largest, temperature, least, uniform, tokens):  # pragma: no cover
-    if temperature[row] == 0:
-        tokens[row] = _likeliest(logits[row], largest[row])
+def _sample(row, logits, temperatures, least, uniform, tokens, rows, vocab):  # pragma: no cover
+    own = singles(logits + 4 * row * vocab, vocab)
+    largest, chosen = _largest(own), integers(tokens, rows)
+    temperature = np.float64(0) if temperatures == 0 else doubles(temperatures, rows)[row]
+    if temperature == 0:
+        chosen[row] = _likeliest(own, largest)
     else:
-        most = np.float64(largest[row])
-        tokens[row] = _drawn(logits[row], most, temperature[row], least[row], uniform[row])
+        border = doubles(least, rows)[row], doubles(uniform, rows)[row]
+        chosen[row] = _drawn(own, np.float64(largest), temperature, *border)
 
 
 @kernel
 @no_type_check
-def _few(logits, largest, temperature, least, uniform, tokens):  # pragma: no cover
-    for row in range(len(logits)):
-        _sample(row, logits, largest, temperature, least, uniform, tokens)
+def _few(logits, temperatures, least, uniform, tokens, rows, vocab):  # pragma: no cover
+    """All but the sizes are addresses; without temperatures, 0, they are 0."""
+    for row in range(rows):
+        _sample(row, logits, temperatures, least, uniform, tokens, rows, vocab)
 
 
 @parallel_kernel
 @no_type_check
-def _many(logits, largest, temperature, least, uniform, tokens):  # pragma: no cover
-    for row in numba.prange(len(logits)):
-        _sample(row, logits, largest, temperature, least, uniform, tokens)
+def _many(logits, temperatures, least, uniform, tokens, rows, vocab):  # pragma: no cover
+    for row in numba.prange(rows):
+        _sample(row, logits, temperatures, least, uniform, tokens, rows, vocab)
