@@ -27,7 +27,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -37,19 +37,18 @@ from typing import Any
 import torch
 from about import machine
 from compare_tables import document, table
+from limits import Machine
 from models import MODELS, VOCAB, make_checkpoint
 from sides import Remote, SideFailedError, start
 
-from hybridrt.kernels.linear import linear, pack_weight
 from hybridrt.measure.floor import Work
 from hybridrt.measure.machine import Limits
-from hybridrt.measure.timing import Side, Spread, take_turns
+from hybridrt.measure.timing import Spread, take_turns
 from hybridrt.measure.work import between_tokens, to_first_token
 
 TOKENS = {"prefill": (128, 2048), "decode": (128, 4096)}
 BATCHES = (1, 8, 32)
 STEPS = 16
-MULTIPLIED = 2048  # rows and columns of matrices by which the rate of products is measured
 AGREEING = 100  # tokens behind which logits are compared
 COMMAND = (
     "python benchmarks/compare.py --vllm EXE --llama-cpp EXE --out benchmarks/results/compare.md"
@@ -87,38 +86,6 @@ def asked_rows(model: str, args: argparse.Namespace) -> Iterator[Row]:
         for tokens in (tokens for tokens in TOKENS[what] if tokens in args.tokens):
             for batch in args.batches:
                 yield {"model": model, "what": what, "tokens": tokens, "batch": batch}
-
-
-class Machine:
-    """What the machine allows, as two more sides that take turns with the runtimes."""
-
-    def __init__(self) -> None:
-        self._numbers = torch.ones(2**27)  # 512 MiB, which no cache holds
-        x, weight = torch.randn(2, MULTIPLIED, MULTIPLIED).bfloat16()
-        self._x, self._weight = x, pack_weight(weight.contiguous())
-
-    @property
-    def sides(self) -> dict[str, Side]:
-        """Runs of both."""
-        return {"reading": self._read, "multiplying": self._multiply}
-
-    def limits(self, spreads: dict[str, Spread]) -> Limits:
-        """By the medians of these sides, which are taken out."""
-        reading, multiplying = spreads.pop("reading"), spreads.pop("multiplying")
-        operations = 2 * MULTIPLIED**3
-        return Limits(self._numbers.nbytes / reading.median, operations / multiplying.median)
-
-    def _read(self) -> list[float]:
-        return [_seconds(self._numbers.sum) for _ in range(STEPS)]
-
-    def _multiply(self) -> list[float]:
-        return [_seconds(lambda: linear(self._x, self._weight, None)) for _ in range(STEPS)]
-
-
-def _seconds(run: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
 
 
 def _version(side: Remote) -> tuple[str | None, str | None]:
