@@ -63,6 +63,9 @@ table quantisation python benchmarks/quantisation.py
 # What recorded decode steps gain: prints what taped_decode.md has.
 table taped_decode python benchmarks/taped_decode.py
 
+# How steps grow with their context, and prefills: prints what long_context.md has.
+table long_context python benchmarks/long_context.py
+
 # What compiled decode steps gain, and cost before the first: prints what compile.md has.
 table compile env OMP_NUM_THREADS=1 python benchmarks/compiled_decode.py
 
