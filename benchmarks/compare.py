@@ -71,7 +71,7 @@ def measure_model(model: str, args: argparse.Namespace) -> list[Row]:
         about = {"versions": {name: version for name, (version, _) in versions.items()}}
         for row in asked_rows(model, args):
             began = time.perf_counter()
-            found = measure_row(row, sides, args) | refused | about
+            found: Row = {**measure_row(row, sides, args), **refused, **about}
             work = Work(**sides["hybridrt"].work(row["what"], row["batch"], row["tokens"]))
             took = {"took": round(time.perf_counter() - began, 1)}
             limits = Limits(found["bytes_per_second"], found["operations_per_second"])
