@@ -114,16 +114,28 @@ def _replace_method(model: Any) -> None:
     norm.forward = lambda *args: 2 * forward(*args)
 
 
+def _change_setting(model: Any) -> None:
+    model.logit_softcap = (model.logit_softcap or 8.0) / 2
+
+
 class _Twice(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return 2 * x
 
 
 @pytest.mark.parametrize(
-    "change", [_replace_weight, _replace_memory, _write_weight, _replace_module, _replace_method]
+    "change",
+    [
+        _replace_weight,
+        _replace_memory,
+        _write_weight,
+        _replace_module,
+        _replace_method,
+        _change_setting,
+    ],
 )
 def test_a_changed_model_computes_what_it_is_now(change: Callable[[Any], None]) -> None:
-    """Behind the last norm all numbers are twice what they were, and so are the logits."""
+    """Each change makes other log-probabilities: of twice the logits, or of capped ones."""
     plain, taped = (
         small_llm(record_decode=records, enable_prefix_caching=False) for records in (False, True)
     )
