@@ -223,7 +223,7 @@ def cache_map(pool: Pool, pages: SequencePages) -> CacheMap:
     slab_groups = np.full(pool.plan.num_slabs, NO_GROUP, np.int16)
     maps: list[Owners] = []
     for g, group in enumerate(pool.plan.groups):
-        is_taken = np.frombuffer(pool.allocator.taken(g), np.uint8)
+        is_taken = (np.frombuffer(pool.allocator.claims(g), np.intc) != 0).view(np.uint8)
         size = group.pages_per_slab
         has_slab = _any_in_row(is_taken.reshape(pool.plan.num_slabs, size))
         slab_groups += has_slab * np.int16(g - NO_GROUP)  # sums are faster than masks

@@ -54,7 +54,7 @@ class PrefixCache:
         self._clock = 0
         self._pushed = 0
         self._leaves: list[tuple[int, int, Node]] = []
-        self._heap: list[tuple[int, int, int, Checkpoint]] = []
+        self._lines: tuple[OrderedDict[Checkpoint, None], ...] = (OrderedDict(), OrderedDict())
         self._behind: _Windows = OrderedDict()
         self._last: _Windows = OrderedDict()
         self._ghosts: OrderedDict[int, Node] = OrderedDict()
@@ -96,12 +96,9 @@ class PrefixCache:
             for seen in node.to_root():
                 seen.time = self._clock
                 if b"" in seen.checkpoints and len(seen.children) > 1:  # one branch of several
-                    junction = seen.checkpoints[b""]
-                    junction.time = self._clock
-                    self._push(junction)
+                    self._touch(seen.checkpoints[b""])
             if match.checkpoint is not None:
-                match.checkpoint.time = self._clock
-                match.checkpoint.rank = USEFUL
+                self._touch(match.checkpoint, USEFUL)
                 match.checkpoint.num_pins += 1
         elif match is not None:
             self._want_windows(match)
@@ -238,8 +235,7 @@ class PrefixCache:
         """
         there = node.checkpoints.get(tail)
         if there is not None:
-            there.time, there.rank = self._clock, max(there.rank, rank)
-            self._push(there)
+            self._touch(there, rank)
             return None
         most = self.most_checkpoints
         if most is not None and self.num_checkpoints >= most and not self._drop_least_checkpoint():
@@ -247,16 +243,15 @@ class PrefixCache:
         for g, own in pages.items():
             self._keep(g, own)
         position = node.length + len(tail) // TOKEN_BYTES
-        checkpoint = Checkpoint(node, tail, position, pages, rank, self._clock)
+        checkpoint = Checkpoint(node, tail, position, pages, rank)
         node.add_checkpoint(checkpoint)
         self.num_checkpoints += 1
-        self._push(checkpoint)
+        self._lines[rank][checkpoint] = None
         return checkpoint
 
     def unpin(self, checkpoint: Checkpoint) -> None:
         """Notes that a sequence has read the states that it goes on from, and let go of them."""
         checkpoint.num_pins -= 1
-        self._push(checkpoint)
         number = checkpoint.node.end
         for slot, (g, plan) in enumerate(self.token_groups if self._has_windows else ()):
             if plan.window is None or g not in checkpoint.pages:
@@ -268,8 +263,18 @@ class PrefixCache:
     def supersede(self, checkpoint: Checkpoint) -> None:
         """Notes that a sequence went on from here and left a later one; only branches need both."""
         if len(checkpoint.node.children) < 2 and not checkpoint.is_dropped:
+            del self._lines[checkpoint.rank][checkpoint]
             checkpoint.rank = SUPERSEDED
-            self._push(checkpoint)
+            self._lines[SUPERSEDED][checkpoint] = None
+
+    def _touch(self, checkpoint: Checkpoint, rank: int = SUPERSEDED) -> None:
+        """Puts a checkpoint that is of use again at the end of its line, or of a better one."""
+        if rank > checkpoint.rank:
+            del self._lines[checkpoint.rank][checkpoint]
+            checkpoint.rank = rank
+            self._lines[rank][checkpoint] = None
+        else:
+            self._lines[checkpoint.rank].move_to_end(checkpoint)
 
     def left_behind(self, node: Node, slot: int, number: int, *, at_end: bool = False) -> None:
         """Notes that a sequence has no use any more for a window's page of a node.
@@ -346,17 +351,16 @@ class PrefixCache:
         return False
 
     def _drop_least_checkpoint(self) -> bool:
-        while self._heap:
-            rank, time, _, checkpoint = heapq.heappop(self._heap)
-            is_stale = (rank, time) != (checkpoint.rank, checkpoint.time)
-            if checkpoint.is_dropped or checkpoint.num_pins or is_stale:
-                continue  # one that is pinned comes back when it isn't
-            self._drop_checkpoint(checkpoint)
-            return True
+        for line in self._lines:
+            for checkpoint in line:
+                if not checkpoint.num_pins:
+                    self._drop_checkpoint(checkpoint)
+                    return True
         return False
 
     def _drop_checkpoint(self, checkpoint: Checkpoint) -> None:
         checkpoint.is_dropped = True
+        del self._lines[checkpoint.rank][checkpoint]
         node = checkpoint.node
         del node.checkpoints[checkpoint.tail]
         node.lost_checkpoint = True
@@ -431,16 +435,6 @@ class PrefixCache:
             if len(self._leaves) > 64 + 4 * self.num_nodes:  # most of it is stale
                 latest = {id(entry[2]): entry for entry in sorted(self._leaves)}
                 self._leaves = sorted(e for e in latest.values() if self._is_droppable(e[2]))
-
-    def _push(self, checkpoint: Checkpoint) -> None:
-        if checkpoint.num_pins or checkpoint.is_dropped:
-            return
-        self._pushed += 1
-        entry = (checkpoint.rank, checkpoint.time, self._pushed, checkpoint)
-        heapq.heappush(self._heap, entry)
-        if len(self._heap) > 64 + 4 * self.num_checkpoints:  # most of it is stale
-            entries = {id(e[3]): e for e in self._heap if e[:2] == (e[3].rank, e[3].time)}
-            self._heap = sorted(e for e in entries.values() if not e[3].is_dropped)
 
 
 def _there(plan: GroupPlan, column: Column) -> list[PhysicalId]:

@@ -183,7 +183,6 @@ class Checkpoint:
     position: int
     pages: PagesOfGroups
     rank: int = USEFUL
-    time: int = 0
     num_pins: int = 0
     is_dropped: bool = False
 

@@ -10,13 +10,16 @@ A page in use has holders. One that is kept for later stays as it is when the la
 them lets go: it is cached, and whoever needs its room may drop it.
 """
 
+from array import array
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import cast
 
 from hybridrt.cache.page_table import PhysicalId
 
 NOBODY = -1  # in the place of a slab
+KEPT = 1 << 16  # what one who keeps a page adds to its claims, of which holders have the rest
+HOLDERS = KEPT - 1
 
 
 class OutOfPages(MemoryError):  # noqa: N818 (as MemoryError itself)
@@ -72,20 +75,19 @@ class _Group:
 
     def __init__(self, num_slabs: int, pages_per_slab: int) -> None:
         self.pages_per_slab = pages_per_slab
-        self.is_taken = bytearray(num_slabs * pages_per_slab)  # 1: in use or cached
+        self.claims = array("i", bytes(4 * num_slabs * pages_per_slab))
+        """Of each page: its holders, and `KEPT` for everyone who keeps it. 0: it is free."""
         self.num_free = 0
-        self.holders: dict[PhysicalId, int] = {}  # of pages in use, and 0 for cached ones
-        self.kept: set[PhysicalId] = set()
-        self.kept_again: dict[PhysicalId, int] = {}  # how many more keep it, if any do
-        self.in_use: dict[int, int] = {}  # slab -> its pages in use, if there are any
         self.num_in_use = 0
+        self.num_slabs_in_use = 0
+        self._in_use = array("i", bytes(4 * num_slabs))  # pages in use of each slab
         self._free_pages: dict[int, list[PhysicalId]] = {}  # slab -> its free pages
         self._line = _Line(num_slabs, pages_per_slab - 1)
 
     def take(self, count: int, new_slabs: Iterable[int]) -> list[PhysicalId]:
         """So many pages of the fullest slabs, then of new ones, all of which are needed for it."""
         taken: list[PhysicalId] = []
-        wanted, line = count, self._line
+        wanted, line, in_use = count, self._line, self._in_use
         while wanted and line:
             slab, num_free = line.fewest()
             free = self._free_pages[slab]
@@ -93,7 +95,9 @@ class _Group:
             del free[:wanted]
             line.leave(slab, num_free)
             line.enter(slab, len(free))
-            self.in_use[slab] = self.in_use.get(slab, 0) + len(some)
+            if not in_use[slab]:
+                self.num_slabs_in_use += 1
+            in_use[slab] += len(some)
             self.num_free -= len(some)
             wanted -= len(some)
             taken += some
@@ -104,56 +108,72 @@ class _Group:
             del free[:wanted]
             self._free_pages[slab] = free
             line.enter(slab, len(free))
-            self.in_use[slab] = len(some)
+            self.num_slabs_in_use += 1
+            in_use[slab] = len(some)
             self.num_free += len(free)
             wanted -= len(some)
             taken += some
-        is_taken = self.is_taken
+        claims = self.claims
         for page in taken:
-            is_taken[page] = 1
+            claims[page] = 1
         self.num_in_use += count
-        self.holders.update(dict.fromkeys(taken, 1))
         return taken
 
-    def retain(self, pages: Iterable[PhysicalId]) -> None:
-        holders, in_use, size = self.holders, self.in_use, self.pages_per_slab
+    def keep(self, pages: Iterable[PhysicalId]) -> None:
+        claims = self.claims
         for page in pages:
-            count = holders[page]
-            holders[page] = count + 1
-            if not count:
+            claims[page] += KEPT
+
+    def drop(self, pages: Iterable[PhysicalId]) -> list[PhysicalId]:
+        """Returns those that nobody holds or keeps now."""
+        claims = self.claims
+        freed: list[PhysicalId] = []
+        for page in pages:
+            left = claims[page] - KEPT
+            assert left >= 0, page
+            claims[page] = left
+            if not left:
+                freed.append(page)
+        return freed
+
+    def retain(self, pages: Iterable[PhysicalId]) -> None:
+        claims, in_use, size = self.claims, self._in_use, self.pages_per_slab
+        for page in pages:
+            claim = claims[page]
+            assert claim, page
+            claims[page] = claim + 1
+            if not claim & HOLDERS:
                 slab = page // size
-                in_use[slab] = in_use.get(slab, 0) + 1
+                if not in_use[slab]:
+                    self.num_slabs_in_use += 1
+                in_use[slab] += 1
                 self.num_in_use += 1
 
     def release(self, pages: Iterable[PhysicalId]) -> list[PhysicalId]:
         """Returns those that nobody holds or keeps now."""
-        holders, in_use, size = self.holders, self.in_use, self.pages_per_slab
+        claims, in_use, size = self.claims, self._in_use, self.pages_per_slab
         freed: list[PhysicalId] = []
         for page in pages:
-            count = holders[page] - 1
-            assert count >= 0, page
-            holders[page] = count
-            if count:
+            claim = claims[page]
+            assert claim & HOLDERS, page
+            claims[page] = left = claim - 1
+            if left & HOLDERS:
                 continue
             slab = page // size
             self.num_in_use -= 1
-            left = in_use[slab] - 1
-            if left:
-                in_use[slab] = left
-            else:
-                del in_use[slab]
-            if page not in self.kept:
+            in_use[slab] -= 1
+            if not in_use[slab]:
+                self.num_slabs_in_use -= 1
+            if not left:
                 freed.append(page)
         return freed
 
     def free(self, pages: Iterable[PhysicalId]) -> list[int]:
-        """Frees pages that nobody holds or keeps. Returns the slabs that are free as a whole."""
-        size, free_pages, is_taken = self.pages_per_slab, self._free_pages, self.is_taken
+        """Puts pages that nobody claims in line. Returns the slabs that are free as a whole."""
+        size, free_pages = self.pages_per_slab, self._free_pages
         whole: list[int] = []
         line = self._line
         for page in pages:
-            del self.holders[page]
-            is_taken[page] = 0
             slab = page // size
             own = free_pages[slab]
             num_free = len(own)
@@ -197,11 +217,11 @@ class SlabAllocator:
     @property
     def num_unused_slabs(self) -> int:
         """Slabs that are free, or would be if nothing were cached."""
-        return self.num_slabs - sum(len(group.in_use) for group in self._groups)
+        return self.num_slabs - sum(group.num_slabs_in_use for group in self._groups)
 
-    def taken(self, group: int) -> bytearray:
-        """One byte per page of the group: 1 in use or cached, 0 not. To be read only."""
-        return self._groups[group].is_taken
+    def claims(self, group: int) -> "array[int]":
+        """One number per page of the group: 0 if it is free. To be read only."""
+        return self._groups[group].claims
 
     def slabs_of(self, group: int) -> list[int]:
         """The slabs that a group holds now."""
@@ -217,7 +237,8 @@ class SlabAllocator:
 
     def num_cached_pages(self, group: int) -> int:
         """Pages that nobody uses and that are kept."""
-        return len(self._groups[group].holders) - self._groups[group].num_in_use
+        own = self._groups[group]
+        return own.num_slabs * own.pages_per_slab - own.num_free - own.num_in_use
 
     def most_live_pages(self, group: int) -> int:
         """The most pages that were in use at once, ever or since `forget_most`."""
@@ -229,21 +250,22 @@ class SlabAllocator:
 
     def references(self, group: int, page: PhysicalId) -> int:
         """How many hold the page; 0: it is free or cached."""
-        return self._groups[group].holders.get(page, 0)
+        return self._groups[group].claims[page] & HOLDERS
 
     def is_cached(self, group: int, page: PhysicalId) -> bool:
         """Whether nobody holds the page, and it is kept."""
-        return self._groups[group].holders.get(page) == 0
+        claim = self._groups[group].claims[page]
+        return claim >= KEPT and not claim & HOLDERS
 
     def is_kept(self, group: int, page: PhysicalId) -> bool:
         """Whether the page stays as it is when nobody holds it any more."""
-        return page in self._groups[group].kept
+        return self._groups[group].claims[page] >= KEPT
 
     def can_allocate(self, counts: Sequence[int]) -> bool:
         """Whether there would be room for `counts[g]` pages of each group g without the cache."""
         slabs = len(self._free_slabs)
         for group, count in zip(self._groups, counts, strict=True):
-            num_used = len(group.in_use)
+            num_used = group.num_slabs_in_use
             missing = count + group.num_in_use - num_used * group.pages_per_slab
             slabs += group.num_slabs - num_used
             if missing > 0:
@@ -283,33 +305,18 @@ class SlabAllocator:
                 taken[g] = self._take(g, count, missing[g])
         return taken
 
-    def keep(self, group: int, pages: Collection[PhysicalId]) -> None:
+    def keep(self, group: int, pages: Iterable[PhysicalId]) -> None:
         """Lets pages in use stay as they are when the last holder lets go, until dropped.
 
         Several may keep a page; as many have to drop it.
         """
-        kept = self._groups[group].kept
-        if not kept.isdisjoint(pages):
-            again = self._groups[group].kept_again
-            again.update((page, again.get(page, 0) + 1) for page in kept.intersection(pages))
-        kept.update(pages)
+        self._groups[group].keep(pages)
 
     def drop(self, group: int, pages: Iterable[PhysicalId]) -> list[PhysicalId]:
         """Keeps each of these pages no longer. Returns those that are free now."""
-        own = self._groups[group]
-        kept, kept_again, holders = own.kept, own.kept_again, own.holders
-        freed: list[PhysicalId] = []
-        for page in pages:
-            if page in kept_again:
-                kept_again[page] -= 1
-                if not kept_again[page]:
-                    del kept_again[page]
-                continue
-            kept.remove(page)
-            if not holders[page]:
-                freed.append(page)
+        freed = self._groups[group].drop(pages)
         if freed:
-            self._free_slabs += own.free(freed)
+            self._free_slabs += self._groups[group].free(freed)
         return freed
 
     def retain(self, group: int, pages: Iterable[PhysicalId]) -> None:

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 import numpy as np
 
 from hybridrt.cache.cache_map import CACHED, FREE, SHARED, UNUSED, CacheMap, cache_map
+from hybridrt.cache.page_table import PhysicalId
 from hybridrt.cache.pool import Pool
 from hybridrt.cache.sequence_pages import SequencePages
 
@@ -43,7 +44,7 @@ def assert_map_is_right(pool: Pool, pages: SequencePages) -> CacheMap:
     for g, group in enumerate(pool.plan.groups):
         counts: Counter[int] = Counter()
         held = set(pool.allocator.slabs_of(g))
-        of_group = pool.allocator._groups[g].holders
+        claims = pool.allocator.claims(g)
         assert len(found.pages[g]) == pool.plan.num_slabs * group.pages_per_slab
         for slab in held:
             assert slabs[slab] == -1
@@ -52,9 +53,9 @@ def assert_map_is_right(pool: Pool, pages: SequencePages) -> CacheMap:
             who = holders.get((g, page), set())
             if page // group.pages_per_slab not in held:
                 expected = UNUSED
-            elif page not in of_group:
+            elif not claims[page]:
                 expected = FREE
-            elif of_group[page] == 0:
+            elif not pool.allocator.references(g, PhysicalId(page)):
                 expected = CACHED
                 assert not who
             elif len(who) > 1:

@@ -99,7 +99,7 @@ def test_a_retained_page_is_free_only_when_every_holder_has_released_it() -> Non
     assert not allocator.can_allocate([1])
     assert allocator.release(0, [page]) == [page]
     assert allocator.references(0, page) == 0 and allocator.num_live_pages(0) == 0
-    with pytest.raises(KeyError):
+    with pytest.raises(AssertionError):
         allocator.release(0, [page])
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hybridrt import LLM, SamplingParams
+from hybridrt.cache.page_table import PhysicalId
 from hybridrt.introspection.layer import SessionLayer
 from hybridrt.session import Session
 from tests.session.open_sessions import (
@@ -58,7 +59,9 @@ def cached_bytes(llm: LLM) -> dict[str, Tensor]:
     engine, found = llm.engine, {}
     for index, group in enumerate(engine.plan.groups):
         pages = engine.pool.blocks(group).unflatten(0, (-1, group.blocks_per_page))
-        for page in engine.pool.allocator._groups[index].kept:
+        for page in range(len(pages)):
+            if not engine.pool.allocator.is_kept(index, PhysicalId(page)):
+                continue
             found[f"{group.name} {page}"] = pages[page].clone()
     return found
 

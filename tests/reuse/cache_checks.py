@@ -10,6 +10,7 @@ from hybridrt.cache.prefix import PrefixCache
 from hybridrt.cache.prefix_tree import TOKEN_BYTES, Checkpoint, Node
 from hybridrt.cache.reuse import Place
 from hybridrt.cache.sequence_pages import SequencePages
+from hybridrt.cache.slabs import KEPT
 from tests.engine.page_reader import History, PageReader
 
 Page = tuple[int, PhysicalId]
@@ -116,13 +117,11 @@ def assert_pages_are_counted(pages: SequencePages) -> None:
     held = holders(pages)
     for g, group in enumerate(pages._pool.plan.groups):
         own = allocator._groups[g]
-        counts = {page: n for (of, page), n in kept.items() if of == g}
-        assert own.kept == counts.keys()
-        assert own.kept_again == {page: n - 1 for page, n in counts.items() if n > 1}
-        assert {page: n for page, n in own.holders.items() if n} == {
-            page: n for (of, page), n in held.items() if of == g
-        }
-        assert own.holders.keys() == {page for of, page in held | kept if of == g}
+        expected = [0] * len(own.claims)
+        for of, page in held | kept:
+            if of == g:
+                expected[page] = KEPT * kept[of, page] + held[of, page]
+        assert own.claims.tolist() == expected
         live, cached = allocator.num_live_pages(g), allocator.num_cached_pages(g)
         room = len(allocator.slabs_of(g)) * group.pages_per_slab
         assert live + cached + allocator.num_free_pages(g) == room
@@ -151,7 +150,10 @@ def assert_structures_are_bounded(pages: SequencePages) -> None:
     plan = pages._pool.plan
     num_pages = sum(plan.num_slabs * group.pages_per_slab for group in plan.groups)
     assert len(prefix._leaves) <= 64 + 4 * (prefix.num_nodes + 1)
-    assert len(prefix._heap) <= 65 + 4 * (prefix.num_checkpoints + 1)
+    in_line = [(rank, one) for rank, line in enumerate(prefix._lines) for one in line]
+    assert {id(one) for _, one in in_line} == {id(one) for one in checkpoints(prefix)}
+    assert len(in_line) == prefix.num_checkpoints
+    assert all(one.rank == rank for rank, one in in_line)
     assert len(prefix._behind) + len(prefix._last) <= 2 * num_pages
     assert len(prefix._roots) <= 1 + prefix.num_nodes + prefix.num_checkpoints + len(pages)
 

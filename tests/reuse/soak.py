@@ -140,8 +140,11 @@ class Soak:
             "ghosts": prefix._num_ghosts,
             "roots": len(prefix._roots),
             "leaves": len(prefix._leaves),
-            "checkpoints in line": len(prefix._heap),
+            "checkpoints in line": sum(map(len, prefix._lines)),
             "on the way": len(pages._reuse._in_flight),
             "unsettled": len(pages.unsettled),
-            "pages": sum(len(group.holders) for group in pages._pool.allocator._groups),
+            "pages": sum(
+                len(pages._pool.allocator.claims(g)) - pages._pool.allocator.claims(g).count(0)
+                for g in range(len(pages._pool.plan.groups))
+            ),
         }

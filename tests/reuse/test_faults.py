@@ -80,7 +80,7 @@ ELSEWHERE: dict[str, str] = {
         SlabAllocator.references HoldingScheduler.num_waiting HoldingScheduler.has_unfinished
         Scheduler.num_waiting Scheduler.has_unfinished SequencePages.can_admit
         SequencePages.can_extend Reuse.release PageTable.pop PageTable.swap
-        SlabAllocator.taken SequencePages.held_apart Reuse.held_by
+        SlabAllocator.claims SequencePages.held_apart Reuse.held_by
     """,
 }
 """What isn't called in the steps below, by who calls it."""
