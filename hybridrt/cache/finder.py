@@ -1,12 +1,15 @@
 """Looks prompts up in the tree of prefixes."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from hybridrt.cache.plan import GroupPlan
 from hybridrt.cache.prefix_tree import TOKEN_BYTES, Checkpoint, Column, Node, token_bytes
+
+if TYPE_CHECKING:
+    from hybridrt.cache.place import Place
 
 CacheNote = Literal[
     "hit",
@@ -84,11 +87,14 @@ class Finder:
         page_size: int,
         token_groups: Sequence[tuple[int, GroupPlan]],
         has_states: bool,
+        unfold: "Callable[[Place], None]",
     ) -> None:
         self._roots = roots
         self._page_size = page_size
         self._chunk = page_size * TOKEN_BYTES
+        self._half = page_size // 2 * TOKEN_BYTES
         self._has_states = has_states
+        self._unfold = unfold
         self._windows = [
             (slot, g, plan)
             for slot, (g, plan) in enumerate(token_groups)
@@ -126,9 +132,14 @@ class Finder:
         path, chunk = [node], self._chunk
         most = limit // self._page_size
         cached = matched = 0
-        while matched < most:
+        while True:
             at = matched * chunk
-            child = node.children.get(data[at : at + chunk])
+            if node.branches:
+                branch = node.branches.get(data[at : at + self._half])
+                if branch is not None:
+                    self._unfold(branch)
+                    return self._walk(data, limit, salt)
+            child = node.children.get(data[at : at + chunk]) if matched < most else None
             if child is None:
                 break
             common = child.num_common(data, at, most - matched, chunk)
@@ -141,7 +152,10 @@ class Finder:
                 break
             node = child
         size = self._page_size
-        part = self._part_of_next(node, matched, data, limit) if self._has_states else 0
+        is_end = matched == node.end and not node.children
+        part = (
+            0 if is_end or not self._has_states else self._part_of_next(node, matched, data, limit)
+        )
         return _Walk(path, cached * size, matched * size + part)
 
     def _part_of_next(self, node: Node, page: int, data: bytes, limit: int) -> int:
@@ -194,9 +208,12 @@ class Finder:
                 continue
             most = min(self._page_size - 1, limit - node.length)
             start, end = node.length * TOKEN_BYTES, (node.length + most) * TOKEN_BYTES
-            longest = max(map(len, node.checkpoints))
-            for stop in range(min(end, start + longest), start - 1, -TOKEN_BYTES):
-                checkpoint = node.checkpoints.get(data[start:stop])
+            tails: Iterable[bytes] = node.checkpoints
+            if len(node.checkpoints) > self._page_size:
+                tails = [data[start:stop] for stop in range(start, end + 1, TOKEN_BYTES)]
+            own = [tail for tail in tails if data.startswith(tail, start, end)]
+            for tail in sorted(own, key=len, reverse=True):
+                checkpoint = node.checkpoints.get(tail)
                 if checkpoint is not None:
                     yield checkpoint
 
@@ -250,6 +267,10 @@ class Finder:
             return "evicted" if any(node.lost_checkpoint for node in walk.path) else "no checkpoint"
         first = data[: self._chunk]
         for other, root in self._roots.items():
-            if other != salt and first in root.children:
+            if other == salt:
+                continue
+            branch = root.branches.get(first[: self._half])
+            is_folded = branch is not None and branch.prompt.startswith(first)
+            if is_folded or first in root.children:
                 return "salt differs"
         return "no match"

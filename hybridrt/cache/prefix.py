@@ -6,11 +6,12 @@ then checkpoints, the least worth first, and with each the pages that served it 
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 from hybridrt.cache.finder import Finder, Match
 from hybridrt.cache.page_table import PhysicalId
+from hybridrt.cache.place import Place
 from hybridrt.cache.plan import GroupPlan
 from hybridrt.cache.pool import Pool
 from hybridrt.cache.prefix_tree import (
@@ -50,14 +51,19 @@ class PrefixCache:
             None if checkpoint_bytes is None or not state_bytes else checkpoint_bytes // state_bytes
         )
         self._roots: dict[str | None, Node] = {}
-        self._finder = Finder(self._roots, page_size, self.token_groups, bool(self.state_groups))
+        self.unfold: Callable[[Place], None]
+        """Takes a folded sequence into the tree."""
+        self.can_fold = bool(self.state_groups) and not self._has_windows
+        self._finder = Finder(
+            self._roots, page_size, self.token_groups, bool(self.state_groups), self._unfold
+        )
         self._clock = 0
         self._pushed = 0
         self._leaves: list[tuple[int, int, Node]] = []
         self._lines: tuple[OrderedDict[Checkpoint, None], ...] = (OrderedDict(), OrderedDict())
         self._behind: _Windows = OrderedDict()
         self._last: _Windows = OrderedDict()
-        self._ghosts: OrderedDict[int, Node] = OrderedDict()
+        self._ghosts: OrderedDict[int, Node | Place] = OrderedDict()
         self._num_ghosts = 0
         self.num_nodes = 0
         self.num_pages = 0
@@ -95,7 +101,7 @@ class PrefixCache:
             node = self._node_of(match)
             for seen in node.to_root():
                 seen.time = self._clock
-                if b"" in seen.checkpoints and len(seen.children) > 1:  # one branch of several
+                if b"" in seen.checkpoints and seen.num_branchings > 1:
                     self._touch(seen.checkpoints[b""])
             if match.checkpoint is not None:
                 self._touch(match.checkpoint, USEFUL)
@@ -237,17 +243,80 @@ class PrefixCache:
         if there is not None:
             self._touch(there, rank)
             return None
+        position = node.length + len(tail) // TOKEN_BYTES
+        checkpoint = self._take_in(Checkpoint(node, tail, position, pages, rank))
+        if checkpoint is not None:
+            node.add_checkpoint(checkpoint)
+        return checkpoint
+
+    def _take_in(self, checkpoint: Checkpoint) -> Checkpoint | None:
         most = self.most_checkpoints
         if most is not None and self.num_checkpoints >= most and not self._drop_least_checkpoint():
             return None
+        for g, own in checkpoint.pages.items():
+            self._keep(g, own)
+        self.num_checkpoints += 1
+        self._lines[checkpoint.rank][checkpoint] = None
+        return checkpoint
+
+    def fold(self, place: Place, position: int, pages: PagesOfGroups, rank: int) -> bool:
+        """Takes in states of a folded place, as `add_checkpoint`. Whether there was room."""
+        checkpoint = Checkpoint(place.node, b"", position, pages, rank, place=place)
+        if self._take_in(checkpoint) is None:
+            return False
+        place.earlier.append(checkpoint)
+        return True
+
+    def attach(
+        self, checkpoint: Checkpoint, node: Node, tail: bytes, partial: PagesOfGroups
+    ) -> None:
+        """Puts a checkpoint that was folded into the tree, with the pages that its tail needs."""
+        there = node.checkpoints.get(tail)
+        if there is not None:
+            self._touch(there, checkpoint.rank)
+            self._forget(checkpoint)
+            return
+        for g, own in partial.items():
+            self._keep(g, own)
+        checkpoint.node, checkpoint.tail, checkpoint.place = node, tail, None
+        checkpoint.pages = {**checkpoint.pages, **partial}
+        node.add_checkpoint(checkpoint)
+
+    def lay_by(self, place: Place, pages: PagesOfGroups) -> None:
+        """Takes in what a folded sequence that ends has: pages in use and not yet kept."""
         for g, own in pages.items():
             self._keep(g, own)
-        position = node.length + len(tail) // TOKEN_BYTES
-        checkpoint = Checkpoint(node, tail, position, pages, rank)
-        node.add_checkpoint(checkpoint)
-        self.num_checkpoints += 1
-        self._lines[rank][checkpoint] = None
-        return checkpoint
+        place.pages, place.tables = pages, ()
+        self.num_pages += place.num_pages(self.page_size)
+
+    def take_up(self, place: Place) -> PagesOfGroups:
+        """Gives up the pages that a place was laid by with, which somebody uses now."""
+        assert place.pages is not None
+        pages, place.pages = place.pages, None
+        for g, own in pages.items():
+            self._pool.drop(g, own)
+        self.num_pages -= place.num_pages(self.page_size)
+        return pages
+
+    def remember(self, place: Place) -> None:
+        """Puts the tokens of pages that were dropped while they were folded into the tree."""
+        node, chunk = place.node, self.page_size * TOKEN_BYTES
+        count = place.num_pages(self.page_size)
+        end = node.end + count
+        tokens = place.token_bytes((), node.length, end * self.page_size)
+        del self._ghosts[id(place)]
+        if tokens[:chunk] in node.children:
+            self._num_ghosts -= count
+            return
+        columns: list[Column] = [[] for _ in self.token_groups]
+        child = Node(node, tokens, end, end * self.page_size, columns, node.salt)
+        child.num_cached = 0
+        node.add_child(tokens[:chunk], child)
+        self.num_nodes += 1
+        self._ghosts[id(child)] = child
+        for parent in node.to_root():  # is forgotten after its children
+            if id(parent) in self._ghosts:
+                self._ghosts.move_to_end(id(parent))
 
     def unpin(self, checkpoint: Checkpoint) -> None:
         """Notes that a sequence has read the states that it goes on from, and let go of them."""
@@ -262,7 +331,8 @@ class PrefixCache:
 
     def supersede(self, checkpoint: Checkpoint) -> None:
         """Notes that a sequence went on from here and left a later one; only branches need both."""
-        if len(checkpoint.node.children) < 2 and not checkpoint.is_dropped:
+        is_alone = checkpoint.place is not None or checkpoint.node.num_branchings < 2
+        if is_alone and not checkpoint.is_dropped:
             del self._lines[checkpoint.rank][checkpoint]
             checkpoint.rank = SUPERSEDED
             self._lines[SUPERSEDED][checkpoint] = None
@@ -299,14 +369,17 @@ class PrefixCache:
             "dropped_checkpoints": self.num_dropped["checkpoints"],
         }
 
-    def make_room(self, counts: Sequence[int]) -> None:
-        """Drops what is worth least until so many pages of each group are free.
+    def allocate(self, counts: Sequence[int]) -> list[list[PhysicalId]] | None:
+        """Drops what is worth least until so many pages of each group are free, and takes them.
 
-        As much as there is: whether it is enough says `SlabAllocator.can_allocate`.
+        None: they aren't, with nothing left to drop. `Pool.can_allocate` says so before.
         """
-        most, are_free = max(counts), self._pool.allocator.are_free
-        while not are_free(counts) and self._drop_least(most):
-            pass
+        most, try_allocate = max(counts), self._pool.try_allocate
+        while self._drop_least(most):
+            pages = try_allocate(counts)
+            if pages is not None:
+                return pages
+        return None
 
     def forget_all(self) -> None:
         """Drops all that nobody uses."""
@@ -359,16 +432,43 @@ class PrefixCache:
         return False
 
     def _drop_checkpoint(self, checkpoint: Checkpoint) -> None:
+        self._forget(checkpoint)
+        self.num_dropped["checkpoints"] += 1
+        node, place = checkpoint.node, checkpoint.place
+        if place is None:
+            del node.checkpoints[checkpoint.tail]
+            node.lost_checkpoint = True
+            self._drop_useless(node)
+        elif place.pages is not None:
+            left = [one for one in place.folded if not one.is_dropped]
+            if not left:
+                self._drop_branch(place)
+            elif left[-1].position < checkpoint.position:  # what is between is useless
+                self._unfold(place)
+
+    def _forget(self, checkpoint: Checkpoint) -> None:
         checkpoint.is_dropped = True
         del self._lines[checkpoint.rank][checkpoint]
-        node = checkpoint.node
-        del node.checkpoints[checkpoint.tail]
-        node.lost_checkpoint = True
         self.num_checkpoints -= 1
-        self.num_dropped["checkpoints"] += 1
         for g, pages in checkpoint.pages.items():
             self._pool.drop(g, pages)
+
+    def _unfold(self, place: Place) -> None:
+        self.unfold(place)
+
+    def _drop_branch(self, place: Place) -> None:
+        """Drops the pages of a sequence that ended and is folded, and keeps its tokens in mind."""
+        self.take_up(place)
+        node, count = place.node, place.num_pages(self.page_size)
+        node.users -= 1
+        self.num_dropped["pages"] += count
+        if count:
+            self._ghosts[id(place)] = place
+            self._num_ghosts += count
+        else:
+            del node.branches[place.key]
         self._drop_useless(node)
+        self._forget_ghosts()
 
     def _drop_useless(self, node: Node) -> None:
         """Drops the pages that lead to no checkpoint any more: those of a leaf, and before it."""
@@ -399,14 +499,22 @@ class PrefixCache:
             node.parent.num_cached_children -= 1
             if not self.state_groups:
                 self._consider(node.parent)
+        self._forget_ghosts()
+
+    def _forget_ghosts(self) -> None:
         while self._num_ghosts > MOST_GHOSTS:
             self._forget_ghost()
 
     def _forget_ghost(self) -> None:
         """Forgets the pages that were dropped of the node where that began first."""
         _, node = self._ghosts.popitem(last=False)
+        if isinstance(node, Place):
+            self._num_ghosts -= node.num_pages(self.page_size)
+            del node.node.branches[node.key]
+            self._forget_root(node.node)
+            return
         parent, chunk = node.parent, self.page_size * TOKEN_BYTES
-        assert parent is not None and not node.children, "its children went before it"
+        assert parent is not None and not node.num_branchings, "its children went before it"
         self._num_ghosts -= node.end - node.first - node.num_cached
         if not node.num_cached:
             del parent.children[node.tokens[:chunk]]
@@ -418,7 +526,7 @@ class PrefixCache:
         node.length = node.end * self.page_size
 
     def _forget_root(self, node: Node) -> None:
-        if node.parent is None and not (node.children or node.checkpoints or node.users):
+        if node.parent is None and not (node.num_branchings or node.checkpoints or node.users):
             self._roots.pop(node.salt, None)
 
     def _is_droppable(self, node: Node) -> bool:
@@ -446,7 +554,7 @@ def _there(plan: GroupPlan, column: Column) -> list[PhysicalId]:
 
 def _is_bare(node: Node) -> bool:
     """Whether nothing else can go on at a node's end, so that it may be moved."""
-    return not (node.children or node.checkpoints or node.lost_checkpoint)
+    return not (node.num_branchings or node.checkpoints or node.lost_checkpoint)
 
 
 def make_prefix_cache(pool: Pool, config: EngineConfig) -> PrefixCache | None:

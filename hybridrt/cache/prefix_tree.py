@@ -10,9 +10,12 @@ to a page's tokens further on, and has a copy of every state.
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hybridrt.cache.page_table import PhysicalId
+
+if TYPE_CHECKING:
+    from hybridrt.cache.place import Place
 
 TOKEN_BYTES = 4
 SUPERSEDED, USEFUL = 0, 1  # ranks of checkpoints
@@ -33,12 +36,14 @@ class Node:
 
     The root has none. `columns` has the pages in each token group: those of the first
     `num_cached` that are left, while the others have been dropped and only their tokens are
-    known. `users` are the running sequences that go on behind it. Pages whose numbers are in
-    `wanted` lie in the window before a place where prompts part, so that they are worth keeping
-    behind a window too.
+    known. `users` are the sequences that go on behind it, of which some may have ended, and
+    `branches` those of them that are folded, by their keys. Pages whose numbers are in `wanted`
+    lie in the window before a place where prompts part, so that they are worth keeping behind a
+    window too.
     """
 
     __slots__ = (
+        "branches",
         "checkpoints",
         "children",
         "columns",
@@ -74,6 +79,7 @@ class Node:
         self.salt = salt
         self.children: dict[bytes, Node] = _NONE
         self.checkpoints: dict[bytes, Checkpoint] = _NONE
+        self.branches: dict[bytes, Place] = _NONE
         self.num_cached = end - self.first
         self.num_cached_children = 0  # those that have pages
         self.users = 0
@@ -97,6 +103,17 @@ class Node:
         if self.children is _NONE:
             self.children = {}
         self.children[first_page] = child
+
+    def add_branch(self, place: "Place") -> None:
+        """Hangs a folded sequence on this node."""
+        if self.branches is _NONE:
+            self.branches = {}
+        self.branches[place.key] = place
+
+    @property
+    def num_branchings(self) -> int:
+        """How many ways lead on from its end."""
+        return len(self.children) + len(self.branches)
 
     def want(self, pages: range) -> None:
         """Notes which of its pages are wanted; `pages` may have numbers of others too."""
@@ -175,7 +192,7 @@ class Checkpoint:
 
     It is `position` tokens from the beginning. `pages` has those of every state group's parts,
     and of each token group the page that begins with `tail`, if there is one. One that is
-    pinned stays.
+    pinned stays. One of a folded `place` stands somewhere behind `node`, and has no `tail` yet.
     """
 
     node: Node
@@ -185,6 +202,7 @@ class Checkpoint:
     rank: int = USEFUL
     num_pins: int = 0
     is_dropped: bool = False
+    place: "Place | None" = None
 
 
 def token_bytes(tokens: Sequence[int]) -> bytes:

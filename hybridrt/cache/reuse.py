@@ -1,72 +1,24 @@
 """What one sequence takes from the prefix cache, and what it leaves there."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple, cast
+from typing import cast
 
 from hybridrt.cache.finder import Match, Missing
 from hybridrt.cache.page_table import PageTable, PhysicalId
+from hybridrt.cache.place import Export, Exports, Place
+from hybridrt.cache.plan import UNENDING
 from hybridrt.cache.pool import PageCopy, Pool
 from hybridrt.cache.prefix import PrefixCache
 from hybridrt.cache.prefix_tree import (
     SUPERSEDED,
     TOKEN_BYTES,
     USEFUL,
-    Checkpoint,
     Column,
-    Node,
     PagesOfGroups,
     token_bytes,
 )
 
-
-class Exports(NamedTuple):
-    """Positions at which a sequence's states are to be left in the cache, the most wanted first.
-
-    No position comes twice. For those that are `regular`, and not known to be of use, nothing
-    else is dropped.
-    """
-
-    wanted: Sequence[int] = ()
-    regular: Sequence[int] = ()
-
-
-NO_EXPORTS = Exports()
-
-
-@dataclass(slots=True)
-class Export:
-    """Pages into which the states at a position are to be written, and their rank as such."""
-
-    pages: PagesOfGroups
-    rank: int
-
-
 PAGES_AT_A_TIME = 8  # of a sequence's own output, which others ask for when it has ended
-
-
-@dataclass(slots=True)
-class Place:
-    """Where a sequence stands in the prefix cache.
-
-    Its pages up to `node` are there. It begins with the states of `initial` at its next
-    step; `earlier` are the checkpoints that it began with and has left since. It is about to
-    compute the page `missing`, and has when so many tokens are committed as that says.
-    `prompt` are the tokens that it came with; those behind them are its own.
-    """
-
-    node: Node
-    initial: Checkpoint | None
-    prompt: bytes = b""
-    earlier: list[Checkpoint] = field(default_factory=list)
-    exports: dict[int, Export] = field(default_factory=dict)
-    missing: Missing | None = None
-
-    def token_bytes(self, tokens: Sequence[int], start: int, stop: int) -> bytes:
-        """Some of a sequence's tokens as the tree compares them."""
-        if stop * TOKEN_BYTES <= len(self.prompt):
-            return self.prompt[start * TOKEN_BYTES : stop * TOKEN_BYTES]
-        return token_bytes(tokens[start:stop])
 
 
 class Reuse:
@@ -74,6 +26,8 @@ class Reuse:
 
     def __init__(self, pool: Pool, prefix: PrefixCache) -> None:
         self.prefix = prefix
+        prefix.unfold = self.unfold
+        self._least_key = prefix.page_size // 2  # tokens
         self._pool = pool
         self._groups = pool.plan.groups
         self._states = [g for g, _ in prefix.state_groups]
@@ -146,9 +100,78 @@ class Reuse:
                 if g in pages
             )
 
+    def fold(self, place: Place, match: Match, tables: Sequence[PageTable]) -> None:
+        """Folds a sequence that begins, if nothing was ever seen that begins like it.
+
+        Whoever has less than its key in common with it finds nothing in it: no page, and no
+        state, since none is left before the key's end.
+        """
+        node, prompt = place.node, place.prompt
+        first = node.length + self._least_key
+        if not self.prefix.can_fold or match.matched > node.length or not self._least_key:
+            return
+        if len(prompt) // TOKEN_BYTES <= first or min(place.exports, default=first) < first:
+            return
+        key = prompt[node.length * TOKEN_BYTES : first * TOKEN_BYTES]
+        if key not in node.branches:
+            place.key, place.tables = key, tables
+            node.add_branch(place)
+
+    def unfold(self, place: Place) -> None:
+        """Takes a folded sequence into the tree, as if it had never been folded."""
+        del place.node.branches[place.key]
+        place.key = b""
+        place.prompt += token_bytes(place.output)
+        if place.pages is not None:
+            tables = self._hold_again(place)
+            self._unfold(place, tables)
+            for g, table in enumerate(tables):
+                self._pool.release(g, table.resize(0))
+            self.prefix.end(place.node)
+        elif place.tables:
+            self._unfold(place, place.tables)
+        else:
+            self.prefix.remember(place)
+
+    def _hold_again(self, place: Place) -> list[PageTable]:
+        """Tables of the pages with which a place was laid by, and which are in use now."""
+        tables = [PageTable(group.blocks_per_page) for group in self._groups]
+        for g, pages in (place.pages or {}).items():
+            self._pool.allocator.retain(g, pages)
+            tables[g].append(pages)
+            tables[g].num_released = place.node.end
+        self.prefix.take_up(place)
+        return tables
+
+    def _unfold(self, place: Place, tables: Sequence[PageTable]) -> None:
+        size, folded = self.prefix.page_size, place.folded
+        num_tokens = min(place.num_tokens, len(place.prompt) // TOKEN_BYTES)
+        count = num_tokens // size - place.node.end
+        if count > 0:
+            self._publish_pages(place, tables, (), count)
+        for checkpoint in folded:
+            page = checkpoint.position // size
+            node = self.prefix.node_before(place.node, page)
+            if checkpoint.is_dropped:
+                node.lost_checkpoint = True
+                continue
+            tail = place.token_bytes((), node.length, checkpoint.position)
+            partial = self._page_of(tables, page) if tail else {}
+            self.prefix.attach(checkpoint, node, tail, partial)
+
+    def _page_of(self, tables: Sequence[PageTable], page: int) -> PagesOfGroups:
+        """The page of that number in each token group that has it."""
+        pages: PagesOfGroups = {}
+        for g, _ in self.prefix.token_groups:
+            place_in_table = page - tables[g].num_released
+            if 0 <= place_in_table < len(tables[g]):
+                pages[g] = [tables[g].physical_ids[place_in_table]]
+        return pages
+
     def fork(self, place: Place) -> Place:
         """The place of another sequence with the same committed tokens, whose pages it holds."""
         assert place.initial is None, "its first step isn't over"
+        self._let_see(place)
         self.prefix.join(place.node)
         return Place(place.node, None)
 
@@ -156,6 +179,8 @@ class Reuse:
         """The number of committed tokens from which on `publish` does something."""
         if place.initial is not None or place.exports or place.missing is not None:
             return 0
+        if place.key:
+            return 0 if place.num_tokens * TOKEN_BYTES < len(place.prompt) else UNENDING
         next_page = place.node.length + self.prefix.page_size
         if next_page * TOKEN_BYTES <= len(place.prompt):
             return next_page
@@ -167,9 +192,11 @@ class Reuse:
         """Gives the cache all full pages of the first `num_tokens` tokens, and the exports."""
         if place.initial is not None:
             self._forget_initial(place)
-        count = (num_tokens - place.node.length) // self.prefix.page_size
-        if count > 0:
-            self._publish_pages(place, tables, tokens, count)
+        place.num_tokens = num_tokens
+        if not place.key:
+            count = (num_tokens - place.node.length) // self.prefix.page_size
+            if count > 0:
+                self._publish_pages(place, tables, tokens, count)
         if place.missing is not None and num_tokens >= place.missing[1]:
             self._arrive(place, place.missing)
         if place.exports:
@@ -208,7 +235,10 @@ class Reuse:
                     for g, sources in own
                     for source, target in zip(sources, export.pages[g], strict=True)
                 )
-            self._leave(place, tables, tokens, position, export.pages, export.rank)
+            if place.key:
+                self.prefix.fold(place, position, export.pages, export.rank)
+            else:
+                self._leave(place, tables, tokens, position, export.pages, export.rank)
             for g, pages in export.pages.items():
                 self._pool.release(g, pages)
 
@@ -234,21 +264,46 @@ class Reuse:
 
     def donate(
         self, place: Place, tables: Sequence[PageTable], tokens: Sequence[int], num_tokens: int
-    ) -> None:
-        """Leaves the pages and states of a sequence that ends, of the tokens it has computed."""
+    ) -> bool:
+        """Leaves the pages and states of a sequence that ends, of the tokens it has computed.
+
+        Returns whether the place stays, since it is folded.
+        """
         if place.initial is not None or not num_tokens:
-            return
+            return False
         self.publish(place, tables, tokens, num_tokens)
         if not self._states:
-            return
+            return False
         states = {g: tables[g].physical_ids[:] for g in self._states}
-        self._leave(place, tables, tokens, num_tokens, states, USEFUL)
+        stays = bool(place.key) and num_tokens >= place.node.length + self._least_key
+        if stays and self.prefix.fold(place, num_tokens, states, USEFUL):
+            self._lay_by(place, tables, tokens, num_tokens)
+        else:
+            self._let_see(place)
+            self._leave(place, tables, tokens, num_tokens, states, USEFUL)
+            stays = False
         self._supersede(place, num_tokens)
+        return stays
+
+    def _lay_by(
+        self, place: Place, tables: Sequence[PageTable], tokens: Sequence[int], num_tokens: int
+    ) -> None:
+        self.rest(place)
+        place.output = tokens[len(place.prompt) // TOKEN_BYTES : num_tokens]
+        first, end = place.node.end, -(-num_tokens // self.prefix.page_size)
+        own = {g: tables[g].physical_ids[first:end] for g, _ in self.prefix.token_groups}
+        self.prefix.lay_by(place, own)
+
+    def _let_see(self, place: Place) -> None:
+        """Unfolds a place that is folded."""
+        if place.key:
+            self.unfold(place)
 
     def keep_states(
         self, place: Place, tables: Sequence[PageTable], tokens: Sequence[int], num_tokens: int
     ) -> None:
         """Leaves a copy of the states of a sequence that goes on later, in pages that are free."""
+        self._let_see(place)
         self.publish(place, tables, tokens, num_tokens)
         if self.has_states:
             self.reserve(place, [num_tokens], rank=USEFUL, only_idle=True)
@@ -262,7 +317,8 @@ class Reuse:
                 self.prefix.supersede(checkpoint)
 
     def end(self, place: Place) -> None:
-        """Takes a sequence out of the cache; its pages have been released."""
+        """Takes a sequence out of the cache, whose pages are about to be released."""
+        self._let_see(place)
         if place.initial is not None:
             self._forget_initial(place)
         self.rest(place)
@@ -301,6 +357,7 @@ class Reuse:
 
         As many as there are. With `pages` those of all that are wanted have been allocated.
         """
+        self._let_see(place)
         if pages is not None:
             self._hold(place, exports.wanted, USEFUL, pages)
         elif exports.wanted and self._states:
@@ -314,7 +371,9 @@ class Reuse:
         """Notes the positions' pages: in each group those of the first one, and so on."""
         for index, position in enumerate(positions):
             assert position not in place.exports, position
-            own = {g: pages[g][index * parts : (index + 1) * parts] for g, parts in self._parts}
+            own = pages
+            if len(positions) > 1:
+                own = {g: pages[g][index * parts : (index + 1) * parts] for g, parts in self._parts}
             place.exports[position] = Export(own, rank)
 
     def reserve(
@@ -333,13 +392,12 @@ class Reuse:
         while wanted:
             counts = [len(wanted) * parts for parts in self._parts_of_group]
             pages = self._pool.try_allocate(counts)
+            if pages is None and not only_idle and self._pool.can_allocate(counts):
+                pages = self.prefix.allocate(counts)
             if pages is not None:
-                self._hold(place, wanted, rank, dict(enumerate(pages)))
+                self._hold(place, wanted, rank, {g: pages[g] for g, _ in self._parts})
                 return
-            if only_idle or not self._pool.can_allocate(counts):
-                wanted.pop()
-            else:
-                self.prefix.make_room(counts)
+            wanted.pop()
 
     def _leave(
         self,
@@ -355,11 +413,7 @@ class Reuse:
         if node.end < page:
             return  # not published so far: nothing would find it
         tail = place.token_bytes(tokens, node.length, position)
-        pages = states.copy()
-        for g, _ in self.prefix.token_groups if tail else ():
-            place_in_table = page - tables[g].num_released
-            if 0 <= place_in_table < len(tables[g]):
-                pages[g] = [tables[g].physical_ids[place_in_table]]
+        pages = {**states, **(self._page_of(tables, page) if tail else {})}
         checkpoint = self.prefix.add_checkpoint(node, tail, pages, rank)
         if checkpoint is not None:
             place.earlier.append(checkpoint)

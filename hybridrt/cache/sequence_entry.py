@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hybridrt.cache.page_table import PageTable, PhysicalId
+from hybridrt.cache.place import Place
 from hybridrt.cache.plan import UNENDING, GroupPlan
 from hybridrt.cache.prefix_tree import PagesOfGroups
-from hybridrt.cache.reuse import Place
 
 
 @dataclass(slots=True)

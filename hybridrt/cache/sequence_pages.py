@@ -5,10 +5,11 @@ from operator import itemgetter
 
 from hybridrt.cache.finder import Match
 from hybridrt.cache.page_table import PageTable, PhysicalId
+from hybridrt.cache.place import NO_EXPORTS, Exports
 from hybridrt.cache.pool import PageCopy, Pool
 from hybridrt.cache.prefix import PrefixCache
 from hybridrt.cache.prefix_tree import PagesOfGroups
-from hybridrt.cache.reuse import NO_EXPORTS, Exports, Reuse
+from hybridrt.cache.reuse import Reuse
 from hybridrt.cache.sequence_entry import Entry, missing_pages
 from hybridrt.cache.slabs import OutOfPages
 
@@ -139,7 +140,9 @@ class SequencePages:
             fresh, exported = self._allocate_beside(missing, reuse, exports.wanted)
             place = reuse.begin(match, salt)
             reuse.export(place, exports, exported)
-            return Entry(self._tables(fresh), place=place)
+            tables = self._tables(fresh)
+            reuse.fold(place, match, tables)
+            return Entry(tables, place=place)
         shared = reuse.retain(match)
         place = reuse.begin(match, salt)
         fresh: list[list[PhysicalId]] = [[] for _ in self._groups]
@@ -155,6 +158,7 @@ class SequencePages:
         tables = self._tables([s + f for s, f in zip(shared, fresh, strict=True)])
         for g, group in self._windows:
             tables[g].num_released = group.first_kept(match.position) // (group.page_size or 1)
+        reuse.fold(place, match, tables)
         return Entry(tables, num_committed=match.position, place=place)
 
     def _missing_behind(self, match: Match, num_tokens: int, stop: int | None) -> list[int]:
@@ -177,8 +181,7 @@ class SequencePages:
     def _try_allocate(self, counts: Sequence[int]) -> list[list[PhysicalId]] | None:
         pages = self._pool.try_allocate(counts)
         if pages is None and self.prefix is not None and self._pool.can_allocate(counts):
-            self.prefix.make_room(counts)
-            pages = self._pool.try_allocate(counts)
+            pages = self.prefix.allocate(counts)
         return pages
 
     def _allocate_beside(
@@ -339,8 +342,10 @@ class SequencePages:
     def finish(self, sequence: str, tokens: Sequence[int]) -> None:
         """Frees a sequence whose states are right, and leaves them in the prefix cache."""
         entry = self._entries[sequence]
-        if entry.place is not None and self._reuse is not None:
-            self._reuse.donate(entry.place, entry.tables, tokens, entry.num_committed)
+        place, num_tokens = entry.place, entry.num_committed
+        if place is not None and self._reuse is not None:
+            stays = self._reuse.donate(place, entry.tables, tokens, num_tokens)
+            entry.place = None if stays else place
         self.free(sequence)
 
     def fork(self, sequence: str, child: str) -> None:
@@ -434,10 +439,10 @@ class SequencePages:
                 table = entry.tables[g]
                 held = range(table.num_released, table.num_released + len(table))
                 self._reuse.leave_behind(entry.place, g, held, at_end=True)
-        for index, table in enumerate(entry.tables):
-            self._pool.release(index, table.resize(0))
         if entry.place is not None and self._reuse is not None:
             self._reuse.end(entry.place)
+        for index, table in enumerate(entry.tables):
+            self._pool.release(index, table.resize(0))
 
     def forget_cached(self) -> None:
         """Frees all pages that no sequence has."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence as Rows
 
 from hybridrt.cache.finder import Match
-from hybridrt.cache.reuse import Exports
+from hybridrt.cache.place import Exports
 from hybridrt.cache.sequence_pages import SequencePages
 from hybridrt.config import EngineConfig
 from hybridrt.engine.held import HeldRun

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from hybridrt.cache.finder import Match
-from hybridrt.cache.reuse import NO_EXPORTS, Exports
+from hybridrt.cache.place import NO_EXPORTS, Exports
 from hybridrt.cache.sequence_pages import SequencePages
 from hybridrt.cache.slabs import OutOfPages
 from hybridrt.config import EngineConfig

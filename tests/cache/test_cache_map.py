@@ -9,9 +9,9 @@ from hypothesis import settings
 from hypothesis.stateful import invariant
 
 from hybridrt.cache.cache_map import CACHED, FREE, SHARED, UNUSED, CacheMap, cache_map
+from hybridrt.cache.place import Exports
 from hybridrt.cache.prefix import make_prefix_cache
 from hybridrt.cache.prefix_tree import token_bytes
-from hybridrt.cache.reuse import Exports
 from hybridrt.cache.sequence_pages import SequencePages
 from hybridrt.config import EngineConfig
 from tests.cache.slow_map import assert_map_is_right

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from hybridrt.cache.page_table import PhysicalId, to_kernel_ids
+from hybridrt.cache.place import Place
 from hybridrt.cache.prefix import PrefixCache
 from hybridrt.cache.prefix_tree import TOKEN_BYTES, Checkpoint, Node
-from hybridrt.cache.reuse import Place
 from hybridrt.cache.sequence_pages import SequencePages
 from hybridrt.cache.slabs import KEPT
 from tests.engine.page_reader import History, PageReader
@@ -30,9 +30,22 @@ def nodes(prefix: PrefixCache) -> Iterator[Node]:
         found += node.children.values()
 
 
+def branches(prefix: PrefixCache) -> Iterator[Place]:
+    """All places that are folded, of sequences that run or have ended."""
+    for node in nodes(prefix):
+        yield from node.branches.values()
+
+
+def folded(place: Place) -> list[Checkpoint]:
+    """The checkpoints that a folded place has."""
+    return [checkpoint for checkpoint in place.folded if not checkpoint.is_dropped]
+
+
 def checkpoints(prefix: PrefixCache) -> Iterator[Checkpoint]:
     for node in nodes(prefix):
         yield from node.checkpoints.values()
+    for place in branches(prefix):
+        yield from folded(place)
 
 
 def places(pages: SequencePages) -> Iterator[Place]:
@@ -66,12 +79,14 @@ def tokens_to(node: Node) -> list[int]:
 def assert_tree_is_sound(pages: SequencePages) -> None:
     """Counts are right, what is there can be reached, and nothing is counted that isn't there."""
     prefix, size = prefix_of(pages), prefix_of(pages).page_size
-    standing = Counter(id(place.node) for place in places(pages))
+    ended = [place for place in branches(prefix) if place.pages is not None]
+    standing = Counter(id(place.node) for place in [*places(pages), *ended])
     num_nodes = num_pages = num_ghosts = 0
     for node in nodes(prefix):
         assert node.num_cached_children == sum(n.num_cached > 0 for n in node.children.values())
         assert node.users == standing[id(node)]
         behind = node.users or node.checkpoints or node.num_cached_children
+        _assert_branches_are_sound(pages, node)
         assert node.is_whole or not behind, "no hit reaches what is behind this node"
         for tail, checkpoint in node.checkpoints.items():
             assert checkpoint.node is node and checkpoint.tail == tail
@@ -92,10 +107,30 @@ def assert_tree_is_sound(pages: SequencePages) -> None:
         for (_, plan), column in zip(prefix.token_groups, node.columns, strict=True):
             assert len(column) == node.num_cached
             assert None not in column or plan.window is not None
+    gone = [place for place in branches(prefix) if id(place) in prefix._ghosts]
+    num_pages += sum(place.num_pages(size) for place in ended)
+    num_ghosts += sum(place.num_pages(size) for place in gone)
     assert prefix.num_nodes == num_nodes
     assert prefix.num_pages == num_pages
     assert prefix._num_ghosts == num_ghosts
     assert prefix.num_checkpoints == sum(1 for _ in checkpoints(prefix))
+
+
+def _assert_branches_are_sound(pages: SequencePages, node: Node) -> None:
+    prefix, running = prefix_of(pages), [*places(pages)]
+    half = prefix.page_size // 2
+    for key, place in node.branches.items():
+        assert place.node is node and place.key == key and len(key) == half * TOKEN_BYTES
+        assert place.prompt[node.length * TOKEN_BYTES :].startswith(key)
+        assert all(one.position >= node.length + half for one in folded(place))
+        is_gone = id(place) in prefix._ghosts
+        assert is_gone == (place.pages is None and place not in running)
+        assert not (is_gone and folded(place))
+        if place.pages is not None:
+            assert place not in running and folded(place)[-1].position == place.num_tokens
+            assert place.pages.keys() == {g for g, _ in prefix.token_groups}
+            for own in place.pages.values():
+                assert len(own) == -(-place.num_tokens // prefix.page_size) - node.end
 
 
 def assert_pins_are_right(pages: SequencePages) -> None:
@@ -114,6 +149,8 @@ def assert_pages_are_counted(pages: SequencePages) -> None:
         kept.update(pages_of_node(prefix, node))
     for checkpoint in checkpoints(prefix):
         kept.update(pages_of_checkpoint(prefix, checkpoint))
+    for place in branches(prefix):
+        kept.update((g, page) for g, own in (place.pages or {}).items() for page in own)
     held = holders(pages)
     for g, group in enumerate(pages._pool.plan.groups):
         own = allocator._groups[g]
@@ -155,7 +192,8 @@ def assert_structures_are_bounded(pages: SequencePages) -> None:
     assert len(in_line) == prefix.num_checkpoints
     assert all(one.rank == rank for rank, one in in_line)
     assert len(prefix._behind) + len(prefix._last) <= 2 * num_pages
-    assert len(prefix._roots) <= 1 + prefix.num_nodes + prefix.num_checkpoints + len(pages)
+    gone = sum(1 for place in branches(prefix) if id(place) in prefix._ghosts)
+    assert len(prefix._roots) <= 1 + prefix.num_nodes + gone + prefix.num_checkpoints + len(pages)
 
 
 def assert_everything_can_be_had(pages: SequencePages) -> None:
@@ -186,6 +224,21 @@ def assert_contents_are_right(reader: PageReader) -> None:
                 partial = [checkpoint.pages.get(g, [None])[0] for g, _ in prefix.token_groups]
                 _assert_tokens(reader, history.token_ids, node.length, partial)
             _assert_states(reader, history, checkpoint)
+    for place in branches(prefix):
+        _assert_branch(reader, place)
+
+
+def _assert_branch(reader: PageReader, place: Place) -> None:
+    prompt = np.frombuffer(place.prompt, np.int32).tolist()
+    tokens = [*prompt, *place.output][: place.num_tokens]
+    for checkpoint in folded(place):
+        history = History(tokens[: checkpoint.position], reader.layers)
+        _assert_states(reader, history, checkpoint)
+    size, first = prefix_of(reader.pages).page_size, place.node.end
+    for start in range(first * size, place.num_tokens if place.pages else 0, size):
+        assert place.pages is not None
+        column = [own[start // size - first] for own in place.pages.values()]
+        _assert_tokens(reader, tokens[: start + size], start, [*column])
 
 
 def _assert_states(reader: PageReader, history: History, checkpoint: Checkpoint) -> None:

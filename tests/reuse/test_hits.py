@@ -15,7 +15,7 @@ from tests.cache.stand_ins import StandIn, plan_of
 from tests.engine.content_model import state_layer, token_layer
 from tests.engine.page_reader import PageReader, continuation
 from tests.harness.properties import bounded
-from tests.reuse.cache_checks import assert_all, prefix_of
+from tests.reuse.cache_checks import assert_all, branches, prefix_of
 
 AMPLE = 2**22
 PAGE = 4
@@ -29,6 +29,7 @@ STACKS: dict[str, tuple[StandIn, ...]] = {
     "tokens and states": (*TOKENS, *STATES),
     "all": (*TOKENS, *WINDOWS, *STATES),
 }
+WITH_STATES = ("tokens and states", "all")
 
 
 def reader_of(layers: Sequence[StandIn], memory: int = AMPLE, **options: Any) -> PageReader:
@@ -139,13 +140,15 @@ def test_ample_memory_finds_all_that_was_left(
 class TestNotes:
     """Each note, with what it stands for."""
 
-    def test_hit(self) -> None:
-        reader = reader_of(STACKS["all"])
+    @pytest.mark.parametrize("name", WITH_STATES)
+    def test_hit(self, name: str) -> None:
+        reader = reader_of(STACKS[name])
         serve(reader, range(20))
         assert served(reader, range(20)) == ("hit", 19)
 
-    def test_no_match(self) -> None:
-        reader = reader_of(STACKS["all"])
+    @pytest.mark.parametrize("name", WITH_STATES)
+    def test_no_match(self, name: str) -> None:
+        reader = reader_of(STACKS[name])
         serve(reader, range(20))
         assert served(reader, range(1, 20)) == ("no match", 0)
 
@@ -155,8 +158,9 @@ class TestNotes:
         assert served(reader, range(PAGE)) == ("below page size", 0)
         assert served(reader, range(PAGE + 1)) == ("hit", PAGE)
 
-    def test_no_checkpoint(self) -> None:
-        reader = reader_of(STACKS["all"])
+    @pytest.mark.parametrize("name", WITH_STATES)
+    def test_no_checkpoint(self, name: str) -> None:
+        reader = reader_of(STACKS[name])
         serve(reader, range(40))
         assert served(reader, [*range(21), 7, 7]) == ("no checkpoint", 0)
         assert served(reader, [*range(21), 8, 8]) == ("hit", 20)  # the junction was left
@@ -169,16 +173,18 @@ class TestNotes:
             assert prefix_of(reader.pages)._drop_window(behind)
         assert served(reader, range(20)) == ("window gone", 0)
 
-    def test_evicted(self) -> None:
-        reader = reader_of(STACKS["all"], 2**13)
+    @pytest.mark.parametrize("name", WITH_STATES)
+    def test_evicted(self, name: str) -> None:
+        reader = reader_of(STACKS[name], 2**13)
         longest = reader.pool.plan.longest_sequence() or 0
         serve(reader, range(30))
         for other in range(3):
             serve(reader, range(500 + other, 500 + other + min(longest - 1, 300)))
         assert served(reader, range(30)) == ("evicted", 0)
 
-    def test_salt_differs(self) -> None:
-        reader = reader_of(STACKS["all"])
+    @pytest.mark.parametrize("name", WITH_STATES)
+    def test_salt_differs(self, name: str) -> None:
+        reader = reader_of(STACKS[name])
         serve(reader, range(20), salt="a")
         assert served(reader, range(20), "b") == ("salt differs", 0)
         assert served(reader, range(20)) == ("salt differs", 0)
@@ -190,6 +196,62 @@ class TestNotes:
         reader = PageReader(plan, STACKS["all"], enable_prefix_caching=False)
         serve(reader, range(20))
         assert served(reader, range(20)) == ("disabled", 0)
+
+
+class TestFolding:
+    """What nobody asks for is not in the tree, and is found all the same."""
+
+    def test_only_what_is_asked_for_is_taken_in(self) -> None:
+        reader = reader_of(STACKS["tokens and states"])
+        prompts = [range(start, start + 20) for start in (0, 100, 200)]
+        for prompt in prompts:
+            serve(reader, prompt, 5)
+        prefix = prefix_of(reader.pages)
+        root = prefix.root(None)
+        assert len(root.branches) == 3 and not root.children
+        assert (prefix.num_pages, prefix.num_checkpoints) == (3 * 6, 3 * 2)
+        assert serve(reader, prompts[1]).num_cached_tokens == 19
+        assert len(root.branches) == 2 and len(root.children) == 1
+        assert_all(reader)
+
+    def test_one_that_runs_is_asked(self) -> None:
+        reader = reader_of(STACKS["tokens and states"])
+        first = reader.add("first", range(20), 9)
+        for _ in range(3):
+            assert reader.step()
+        second = reader.add("second", [*range(19), 7, 7], 2)
+        while reader.scheduler.has_unfinished:
+            assert reader.step()
+            assert_all(reader)
+        assert second.num_cached_tokens == 19
+        assert serve(reader, [*first.token_ids, 1]).num_cached_tokens == 28
+
+    def test_one_in_a_turn_hangs_behind_the_turn_before(self) -> None:
+        reader = reader_of(STACKS["tokens and states"])
+        turn = serve(reader, range(16), 6)
+        again = serve(reader, [*turn.token_ids, *range(50, 60)], 6)
+        assert again.num_cached_tokens == 21
+        assert [place.num_tokens for place in branches(prefix_of(reader.pages))] == [37]
+        assert serve(reader, [*again.token_ids, 1]).num_cached_tokens == 37
+        assert_all(reader)
+
+    def test_the_tokens_of_what_was_dropped_are_known(self) -> None:
+        """So the second who shares a part finds the states of where the first had parted."""
+        reader = reader_of(STACKS["tokens and states"])
+        serve(reader, range(40))
+        reader.pages.forget_cached()
+        assert_all(reader)
+        assert served(reader, [*range(20), 7, 7]) == ("evicted", 0)
+        assert_all(reader)
+        assert served(reader, [*range(20), 8, 8]) == ("hit", 20)
+
+    def test_the_last_states_may_go_before_those_of_the_prompt(self) -> None:
+        reader = reader_of(STACKS["tokens and states"])
+        first = serve(reader, range(20), 12)
+        (place,) = prefix_of(reader.pages).root(None).branches.values()
+        prefix_of(reader.pages)._drop_checkpoint(place.folded[-1])
+        assert_all(reader)
+        assert serve(reader, [*first.token_ids, 1]).num_cached_tokens == 19
 
 
 def served(
