@@ -2,7 +2,8 @@
 
     OMP_NUM_THREADS=1 python benchmarks/soak.py [--requests 20000] [--seed 0]
 
-The pool has room for eight of the longest sequences and is always full. Requests share
+Two stacks of layers take turns: all kinds, and those without windows, where what a sequence leaves
+is folded. The pool has room for eight of the longest sequences and is always full. Requests share
 prefixes, come under some salts, and are aborted, preempted, forked and made to fail at
 random. The model writes what it is given into its pages, and every token and state that a step
 reads is compared; every 1,000 steps the whole cache is read and counted. The output of every
@@ -18,7 +19,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from hybridrt.cache import prefix
 from tests.reuse.cache_checks import assert_all
-from tests.reuse.soak import Soak
+from tests.reuse.soak import Soak, full_reader
 
 HERE = Path(__file__).resolve().parent
 COMMAND = "OMP_NUM_THREADS=1 python benchmarks/soak.py"
@@ -43,11 +44,11 @@ MOST_GHOSTS = 2_000  # so few that they are all there in the first fifth
 Row = dict[str, Any]
 
 
-def run(num_requests: int, seed: int) -> Row:
+def run(num_requests: int, seed: int, *, with_windows: bool) -> Row:
     """What happened, and the most of everything in each part of the run."""
     prefix.MOST_GHOSTS = MOST_GHOSTS
     process, started = psutil.Process(), time.perf_counter()
-    soak = Soak(num_requests, seed)
+    soak = Soak(num_requests, seed, full_reader(with_windows=with_windows))
     most: list[Counter[str]] = [Counter() for _ in range(PARTS)]
     free_slabs: list[int] = []
     allocator = soak.reader.pool.allocator
@@ -64,6 +65,7 @@ def run(num_requests: int, seed: int) -> Row:
         if step % CHECKED_EVERY == 0:
             assert_all(soak.reader)
     return {
+        "stack": "all kinds of layers" if with_windows else "no windows",
         "requests": num_requests,
         "steps": step,
         "seconds": round(time.perf_counter() - started, 1),
@@ -76,8 +78,19 @@ def run(num_requests: int, seed: int) -> Row:
     }
 
 
-def document(row: Row, about: Mapping[str, Any]) -> str:
+def document(rows: Sequence[Row], about: Mapping[str, Any]) -> str:
     """The tables as Markdown."""
+    explained = (
+        f"The most of everything in each fifth of a run. Nodes, ghosts (dropped nodes that are "
+        f"remembered, at most {MOST_GHOSTS:,} here), branches (what is folded) and roots are "
+        f"bounded by settings, all else by the pool. Objects and memory count the whole process "
+        f"with the test's own records, behind a collection of garbage every {MEASURED_EVERY} steps."
+    )
+    head = [f"`{COMMAND}`", ", ".join(f"{name} {value}" for name, value in about.items())]
+    return "\n\n".join([*head, explained, *map(_tables, rows)]) + "\n"
+
+
+def _tables(row: Row) -> str:
     happened = row["happened"]
     text = (
         f"{row['requests']:,} requests in {row['steps']:,} steps and {row['seconds']} s: "
@@ -90,21 +103,13 @@ def document(row: Row, about: Mapping[str, Any]) -> str:
     fifths = ["first", "second", "third", "fourth", "last"]
     names = [*row["most"][0]]
     cells = [[name, *(f"{part.get(name, 0):,}" for part in row["most"])] for name in names]
-    explained = (
-        f"The most of everything in each fifth of the run. Nodes, ghosts (dropped nodes that are "
-        f"remembered, at most {MOST_GHOSTS:,} here) and roots are bounded by settings, all else "
-        f"by the pool. Objects and memory count the whole process with the test's own records, "
-        f"behind a collection of garbage every {MEASURED_EVERY} steps."
-    )
     parts = [
-        f"`{COMMAND}`",
-        ", ".join(f"{name} {value}" for name, value in about.items()),
+        f"## {row['stack'].capitalize()}",
         text,
         markdown(["note", "requests"], [[name, f"{count:,}"] for name, count in notes]),
-        explained,
         markdown(["most", *fifths], cells),
     ]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(parts)
 
 
 def main() -> None:
@@ -116,9 +121,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=HERE / "results" / "soak.md")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    row, about = run(args.requests, args.seed), machine()
-    args.out.write_text(document(row, about))
-    data = {"command": COMMAND, "machine": about, **row}
+    stacks = (True, False)
+    rows = [run(args.requests, args.seed, with_windows=windows) for windows in stacks]
+    about = machine()
+    args.out.write_text(document(rows, about))
+    data = {"command": COMMAND, "machine": about, "rows": rows}
     args.out.with_suffix(".json").write_text(json.dumps(data, indent=1) + "\n")
     print(args.out.read_text())
 

@@ -152,10 +152,9 @@ class Finder:
                 break
             node = child
         size = self._page_size
-        is_end = matched == node.end and not node.children
-        part = (
-            0 if is_end or not self._has_states else self._part_of_next(node, matched, data, limit)
-        )
+        part = 0
+        if self._has_states and (node.children or matched < node.end):
+            part = self._part_of_next(node, matched, data, limit)
         return _Walk(path, cached * size, matched * size + part)
 
     def _part_of_next(self, node: Node, page: int, data: bytes, limit: int) -> int:

@@ -23,15 +23,10 @@ from hybridrt.cache.prefix_tree import (
     Node,
     PagesOfGroups,
 )
+from hybridrt.cache.window_pages import WindowPages
 from hybridrt.config import EngineConfig
 
 MOST_GHOSTS = 65_536  # pages whose tokens are remembered after their pages were dropped
-
-_Windows = OrderedDict[tuple[int, PhysicalId], tuple[Node, int, int]]
-"""Pages of windows that nobody sees now, by group and page.
-
-Where they are: in a node or one before it, the group's place there, and the page's number.
-"""
 
 
 class PrefixCache:
@@ -45,15 +40,15 @@ class PrefixCache:
         groups = list(enumerate(pool.plan.groups))
         self.token_groups: list[tuple[int, GroupPlan]] = [x for x in groups if x[1].page_size]
         self.state_groups: list[tuple[int, GroupPlan]] = [x for x in groups if not x[1].page_size]
-        self._has_windows = any(plan.window is not None for _, plan in self.token_groups)
+        self.windows = WindowPages(pool, self.token_groups, page_size)
         state_bytes = sum(plan.parts * plan.page_stride for _, plan in self.state_groups)
         self.most_checkpoints = (
             None if checkpoint_bytes is None or not state_bytes else checkpoint_bytes // state_bytes
         )
         self._roots: dict[str | None, Node] = {}
         self.unfold: Callable[[Place], None]
-        """Takes a folded sequence into the tree."""
-        self.can_fold = bool(self.state_groups) and not self._has_windows
+        """Takes a folded sequence into the tree; from `Reuse`, which does so with all others."""
+        self.can_fold = bool(self.state_groups) and not self.windows
         self._finder = Finder(
             self._roots, page_size, self.token_groups, bool(self.state_groups), self._unfold
         )
@@ -61,8 +56,6 @@ class PrefixCache:
         self._pushed = 0
         self._leaves: list[tuple[int, int, Node]] = []
         self._lines: tuple[OrderedDict[Checkpoint, None], ...] = (OrderedDict(), OrderedDict())
-        self._behind: _Windows = OrderedDict()
-        self._last: _Windows = OrderedDict()
         self._ghosts: OrderedDict[int, Node | Place] = OrderedDict()
         self._num_ghosts = 0
         self.num_nodes = 0
@@ -96,8 +89,9 @@ class PrefixCache:
         """Notes that a sequence goes on behind a match, or from the beginning."""
         self._clock += 1
         node = self.root(salt)
+        if match is not None and self.windows:
+            self.windows.want(match)
         if match is not None and match.position:
-            self._want_windows(match)
             node = self._node_of(match)
             for seen in node.to_root():
                 seen.time = self._clock
@@ -106,8 +100,6 @@ class PrefixCache:
             if match.checkpoint is not None:
                 self._touch(match.checkpoint, USEFUL)
                 match.checkpoint.num_pins += 1
-        elif match is not None:
-            self._want_windows(match)
         node.users += 1
         return node
 
@@ -134,18 +126,6 @@ class PrefixCache:
             return node
         self.num_nodes += 1
         return node.split(page - node.first, self.page_size * TOKEN_BYTES)
-
-    def _want_windows(self, match: Match) -> None:
-        """Marks what a hit here, or where this prompt parts from others, needs of windows."""
-        for _, plan in self.token_groups if self._has_windows else ():
-            for position in {match.position, match.matched} if plan.window is not None else ():
-                first = plan.first_kept(position) // self.page_size
-                pages = range(first, position // self.page_size)
-                for node in match.node.to_root():
-                    if node.end <= pages.start:
-                        break
-                    if node.first < pages.stop:
-                        node.want(pages)
 
     def join(self, node: Node) -> None:
         """Notes that one sequence more goes on behind a node, with all its pages."""
@@ -250,6 +230,7 @@ class PrefixCache:
         return checkpoint
 
     def _take_in(self, checkpoint: Checkpoint) -> Checkpoint | None:
+        """Keeps the states of a checkpoint, if there may be one more, or another goes for it."""
         most = self.most_checkpoints
         if most is not None and self.num_checkpoints >= most and not self._drop_least_checkpoint():
             return None
@@ -259,7 +240,7 @@ class PrefixCache:
         self._lines[checkpoint.rank][checkpoint] = None
         return checkpoint
 
-    def fold(self, place: Place, position: int, pages: PagesOfGroups, rank: int) -> bool:
+    def add_folded(self, place: Place, position: int, pages: PagesOfGroups, rank: int) -> bool:
         """Takes in states of a folded place, as `add_checkpoint`. Whether there was room."""
         checkpoint = Checkpoint(place.node, b"", position, pages, rank, place=place)
         if self._take_in(checkpoint) is None:
@@ -289,14 +270,12 @@ class PrefixCache:
         place.pages, place.tables = pages, ()
         self.num_pages += place.num_pages(self.page_size)
 
-    def take_up(self, place: Place) -> PagesOfGroups:
-        """Gives up the pages that a place was laid by with, which somebody uses now."""
-        assert place.pages is not None
-        pages, place.pages = place.pages, None
+    def take_up(self, place: Place) -> None:
+        """Keeps the pages no longer that a place was laid by with."""
+        pages, place.pages = place.pages or {}, None
         for g, own in pages.items():
             self._pool.drop(g, own)
         self.num_pages -= place.num_pages(self.page_size)
-        return pages
 
     def remember(self, place: Place) -> None:
         """Puts the tokens of pages that were dropped while they were folded into the tree."""
@@ -321,13 +300,8 @@ class PrefixCache:
     def unpin(self, checkpoint: Checkpoint) -> None:
         """Notes that a sequence has read the states that it goes on from, and let go of them."""
         checkpoint.num_pins -= 1
-        number = checkpoint.node.end
-        for slot, (g, plan) in enumerate(self.token_groups if self._has_windows else ()):
-            if plan.window is None or g not in checkpoint.pages:
-                continue
-            for child in checkpoint.node.children.values():
-                if child.page(slot, number) == checkpoint.pages[g][0]:
-                    self.left_behind(child, slot, number, at_end=True)
+        if self.windows:
+            self.windows.leave_copied(checkpoint)
 
     def supersede(self, checkpoint: Checkpoint) -> None:
         """Notes that a sequence went on from here and left a later one; only branches need both."""
@@ -345,20 +319,6 @@ class PrefixCache:
             self._lines[rank][checkpoint] = None
         else:
             self._lines[checkpoint.rank].move_to_end(checkpoint)
-
-    def left_behind(self, node: Node, slot: int, number: int, *, at_end: bool = False) -> None:
-        """Notes that a sequence has no use any more for a window's page of a node.
-
-        One that it held `at_end`, or that is wanted, is dropped when nothing else is left.
-        """
-        page = node.page(slot, number)
-        if page is not None:
-            key = (self.token_groups[slot][0], page)
-            if at_end or number in node.wanted:
-                self._behind.pop(key, None)
-                self._last[key] = (node, slot, number)
-            elif key not in self._last:
-                self._behind[key] = (node, slot, number)
 
     def data(self) -> dict[str, int]:
         """What is there now, and what was dropped so far."""
@@ -390,10 +350,10 @@ class PrefixCache:
         """Drops what is worth least, at most so many pages of it. Whether there was anything."""
         return (
             (bool(self._leaves and self.state_groups) and self._drop_leaf(most))
-            or self._drop_window(self._behind)
+            or self.windows.drop_one(self.windows.behind)
             or self._drop_least_checkpoint()
             or self._drop_leaf(most)
-            or self._drop_window(self._last)
+            or self.windows.drop_one(self.windows.last)
         )
 
     def _drop_leaf(self, most: int) -> bool:
@@ -411,16 +371,6 @@ class PrefixCache:
                 return True
             heapq.heappop(self._leaves)
             self._consider(node)
-        return False
-
-    def _drop_window(self, queue: _Windows) -> bool:
-        while queue:
-            (g, page), (last, slot, number) = queue.popitem(last=False)
-            node = last.holder(number)
-            if node.page(slot, number) == page and self._pool.allocator.is_cached(g, page):
-                node.columns[slot][number - node.first] = None
-                self._pool.drop(g, (page,))
-                return True
         return False
 
     def _drop_least_checkpoint(self) -> bool:
@@ -461,6 +411,7 @@ class PrefixCache:
         self.take_up(place)
         node, count = place.node, place.num_pages(self.page_size)
         node.users -= 1
+        place.earlier.clear()
         self.num_dropped["pages"] += count
         if count:
             self._ghosts[id(place)] = place
@@ -484,9 +435,7 @@ class PrefixCache:
             dropped = _there(plan, column[left:])
             del column[left:]
             if plan.window is not None:
-                for page in dropped:
-                    self._behind.pop((g, page), None)
-                    self._last.pop((g, page), None)
+                self.windows.forget(g, dropped)
             self._pool.drop(g, dropped)
         node.num_cached = left
         self.num_pages -= count

@@ -236,7 +236,7 @@ class Reuse:
                     for source, target in zip(sources, export.pages[g], strict=True)
                 )
             if place.key:
-                self.prefix.fold(place, position, export.pages, export.rank)
+                self.prefix.add_folded(place, position, export.pages, export.rank)
             else:
                 self._leave(place, tables, tokens, position, export.pages, export.rank)
             for g, pages in export.pages.items():
@@ -260,7 +260,7 @@ class Reuse:
             if node.end <= pages.start:
                 return
             for number in range(max(pages.start, node.first), min(pages.stop, node.end)):
-                self.prefix.left_behind(node, slot, number, at_end=at_end)
+                self.prefix.windows.leave(node, slot, number, at_end=at_end)
 
     def donate(
         self, place: Place, tables: Sequence[PageTable], tokens: Sequence[int], num_tokens: int
@@ -276,7 +276,7 @@ class Reuse:
             return False
         states = {g: tables[g].physical_ids[:] for g in self._states}
         stays = bool(place.key) and num_tokens >= place.node.length + self._least_key
-        if stays and self.prefix.fold(place, num_tokens, states, USEFUL):
+        if stays and self.prefix.add_folded(place, num_tokens, states, USEFUL):
             self._lay_by(place, tables, tokens, num_tokens)
         else:
             self._let_see(place)
@@ -288,6 +288,7 @@ class Reuse:
     def _lay_by(
         self, place: Place, tables: Sequence[PageTable], tokens: Sequence[int], num_tokens: int
     ) -> None:
+        """Leaves a sequence folded that ends."""
         self.rest(place)
         place.output = tokens[len(place.prompt) // TOKEN_BYTES : num_tokens]
         first, end = place.node.end, -(-num_tokens // self.prefix.page_size)

@@ -191,7 +191,7 @@ def assert_structures_are_bounded(pages: SequencePages) -> None:
     assert {id(one) for _, one in in_line} == {id(one) for one in checkpoints(prefix)}
     assert len(in_line) == prefix.num_checkpoints
     assert all(one.rank == rank for rank, one in in_line)
-    assert len(prefix._behind) + len(prefix._last) <= 2 * num_pages
+    assert len(prefix.windows.behind) + len(prefix.windows.last) <= 2 * num_pages
     gone = sum(1 for place in branches(prefix) if id(place) in prefix._ghosts)
     assert len(prefix._roots) <= 1 + prefix.num_nodes + gone + prefix.num_checkpoints + len(pages)
 

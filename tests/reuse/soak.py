@@ -11,7 +11,12 @@ from hybridrt.engine.sequence import Sequence
 from tests.cache.stand_ins import plan_of
 from tests.engine.content_model import state_layer, token_layer
 from tests.engine.page_reader import PageReader, continuation
-from tests.reuse.cache_checks import assert_all, assert_everything_can_be_had, prefix_of
+from tests.reuse.cache_checks import (
+    assert_all,
+    assert_everything_can_be_had,
+    branches,
+    prefix_of,
+)
 
 PAGE, BLOCK = 8, 4
 LONGEST = 120
@@ -19,10 +24,14 @@ ALPHABET = 3  # tokens of prompts: so few that unrelated ones begin alike now an
 MOST_IN_LINE = 14
 
 
-def full_reader() -> PageReader:
-    """All kinds of layers, and room for eight of the longest sequences, four of which may run."""
+def full_reader(*, with_windows: bool = True) -> PageReader:
+    """All kinds of layers, and room for eight of the longest sequences, four of which may run.
+
+    Only without windows sequences are folded.
+    """
     layers = [token_layer(BLOCK), token_layer(BLOCK, spare=2), state_layer(), state_layer(60)]
-    layers += [token_layer(BLOCK, Window(20)), token_layer(BLOCK, Window(12, chunked=True), 1)]
+    if with_windows:
+        layers += [token_layer(BLOCK, Window(20)), token_layer(BLOCK, Window(12, chunked=True), 1)]
     plan = plan_of(layers, 2**20, page_size=PAGE, kernel_block_size=BLOCK)
     plan = replace(plan, num_slabs=8 * plan.slabs_for(LONGEST))
     options = {"max_num_seqs": 4, "max_num_batched_tokens": 64}
@@ -138,6 +147,7 @@ class Soak:
         return {
             "nodes": prefix.num_nodes,
             "ghosts": prefix._num_ghosts,
+            "branches": sum(1 for _ in branches(prefix)),
             "roots": len(prefix._roots),
             "leaves": len(prefix._leaves),
             "checkpoints in line": sum(map(len, prefix._lines)),

@@ -71,6 +71,7 @@ ELSEWHERE: dict[str, str] = {
     "on a GPU": "BatchBuilder.move_ahead",
     "more dropped pages than are remembered": "PrefixCache._forget_ghost",
     "a prompt again whose pages were dropped": "PrefixCache.remember",
+    "long prompts, and sessions at rest": "SlabAllocator.are_free",
     "once in half a second": """
         StatsRecorder.rows StatsRecorder.add_row StatsRecorder.details StatsRecorder._row
         StatsRecorder._bytes

@@ -169,8 +169,9 @@ class TestNotes:
         """A decode leaves the window of its prompt behind, and another needs the room."""
         reader = reader_of((*TOKENS, *WINDOWS), 2**12)
         serve(reader, range(40), 20)
-        while len(behind := prefix_of(reader.pages)._behind) > 0:
-            assert prefix_of(reader.pages)._drop_window(behind)
+        windows = prefix_of(reader.pages).windows
+        while len(windows.behind) > 0:
+            assert windows.drop_one(windows.behind)
         assert served(reader, range(20)) == ("window gone", 0)
 
     @pytest.mark.parametrize("name", WITH_STATES)

@@ -231,7 +231,7 @@ def test_bug_20_a_hit_needs_of_windows_no_more_than_their_last_tokens(
         running = serve(reader, conversation, 17)
         if turn:
             assert running.num_cached_tokens == longest_hit(name, len(conversation) - 4)
-        while prefix._drop_window(prefix._behind):
+        while prefix.windows.drop_one(prefix.windows.behind):
             pass
         conversation = [*running.token_ids, 50 + turn, 60, 61]
     assert_all(reader)

@@ -6,14 +6,17 @@ import pytest
 
 from hybridrt.cache import prefix
 from tests.reuse.cache_checks import assert_all, prefix_of
-from tests.reuse.soak import Soak
+from tests.reuse.soak import Soak, full_reader
 
 REQUESTS = 1_600
 
 
-def test_a_full_pool_serves_request_after_request(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("with_windows", [True, False])
+def test_a_full_pool_serves_request_after_request(
+    with_windows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(prefix, "MOST_GHOSTS", 300)
-    soak = Soak(REQUESTS)
+    soak = Soak(REQUESTS, reader=full_reader(with_windows=with_windows))
     most: list[Counter[str]] = [Counter(), Counter()]
     for step, gone in enumerate(soak.run()):
         half = most[gone > REQUESTS // 2]
@@ -35,6 +38,6 @@ def test_no_line_holds_on_to_what_was_dropped(monkeypatch: pytest.MonkeyPatch) -
     for _ in soak.run():
         pass
     cache = prefix_of(soak.reader.pages)
-    for line in (cache._behind, cache._last):
+    for line in (cache.windows.behind, cache.windows.last):
         for (_, page), (node, slot, number) in line.items():
             assert node.holder(number).page(slot, number) == page
