@@ -114,7 +114,10 @@ class PageTable:
         """Puts a page in the place of another, which it returns."""
         before, self._physical[index] = self._physical[index], page
         r = self._blocks_per_page
-        self._kernel[index * r : index * r + r] = to_kernel_ids([page], r).array
+        if r == 1:  # the usual case, as in `append`
+            self._kernel[index] = page
+        else:
+            self._kernel[index * r : index * r + r] = to_kernel_ids([page], r).array
         return before
 
     def swap(self, a: int, b: int) -> None:

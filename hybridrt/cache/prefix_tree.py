@@ -146,11 +146,13 @@ class Node:
         own = self.tokens
         if len(own) <= most * chunk and tokens.startswith(own, begin):
             return self.end - self.first
-        count = 0
-        for at in range(0, min(len(own), most * chunk), chunk):
-            if own[at : at + chunk] != tokens[begin + at : begin + at + chunk]:
-                break
-            count += 1
+        count, end = 0, min(self.end - self.first, most)
+        while count < end:
+            middle = (count + end + 1) // 2
+            if tokens.startswith(own[count * chunk : middle * chunk], begin + count * chunk):
+                count = middle
+            else:
+                end = middle - 1
         return count
 
     def split(self, num_pages: int, chunk: int) -> "Node":

@@ -246,12 +246,16 @@ class Reuse:
         self, table: PageTable, group: int, first: int, there: Column, own: Column
     ) -> None:
         """Lets a sequence have the pages that were there instead of its own of the same tokens."""
-        for number, (page, twin) in enumerate(zip(there, own, strict=False), first):
-            if page is not None and twin is not None and page != twin:
-                self._pool.allocator.retain(group, [page])
-                self.num_twins += 1
-                table.set(number - table.num_released, page)
-                self._pool.release(group, [twin])
+        twins = [
+            (number, page, twin)
+            for number, (page, twin) in enumerate(zip(there, own, strict=False), first)
+            if page is not None and twin is not None and page != twin
+        ]
+        self._pool.allocator.retain(group, [page for _, page, _ in twins])
+        for number, page, _ in twins:
+            table.set(number - table.num_released, page)
+        self._pool.release(group, [twin for _, _, twin in twins])
+        self.num_twins += len(twins)
 
     def leave_behind(self, place: Place, group: int, pages: range, *, at_end: bool = False) -> None:
         """Notes that pages of a window, by number in token order, are seen no more."""
@@ -414,7 +418,7 @@ class Reuse:
         if node.end < page:
             return  # not published so far: nothing would find it
         tail = place.token_bytes(tokens, node.length, position)
-        pages = {**states, **(self._page_of(tables, page) if tail else {})}
+        pages = {**states, **self._page_of(tables, page)} if tail else states
         checkpoint = self.prefix.add_checkpoint(node, tail, pages, rank)
         if checkpoint is not None:
             place.earlier.append(checkpoint)

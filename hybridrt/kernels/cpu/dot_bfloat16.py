@@ -14,7 +14,7 @@ from numba.extending import intrinsic
 
 from hybridrt.kernels.cpu.pairs import MULTIPLIES_PAIRS, add_product
 from hybridrt.kernels.cpu.vector_math import sums_of_four
-from hybridrt.kernels.cpu.vectors import INT32, LANES, all_lanes, call
+from hybridrt.kernels.cpu.vectors import INT32, LANES, all_lanes, begin_to_read
 
 PAIRS = 2 * LANES
 """Numbers at a time: what the length has to be a multiple of."""
@@ -67,8 +67,9 @@ class _Dot:
         with cgutils.for_range(b, b.udiv(size, _LONG(PAIRS))) as loop:
             offset = self._times(loop.index, 2 * PAIRS)
             matrix = [self._pairs(b.add(row, offset)) for row in rows]
-            for row in rows:
-                self._prefetch(b.add(b.add(row, offset), self._times(row_bytes, AHEAD)))
+            for row in rows:  # a CPU doesn't see that four runs go on elsewhere
+                ahead = b.add(b.add(row, offset), self._times(row_bytes, AHEAD))
+                begin_to_read(b, ahead, 2)
             for vector, of_vector in zip(given, totals, strict=True):
                 numbers = self._pairs(b.add(vector, offset))
                 for row, total in zip(matrix, of_vector, strict=True):
@@ -80,12 +81,6 @@ class _Dot:
 
     def _pairs(self, address):
         return self.builder.load(self._pointer(address, 0, _WORDS), align=2)
-
-    def _prefetch(self, address):
-        """Has the next rows brought near: a CPU doesn't see that four runs go on elsewhere."""
-        how = [ir.Constant(INT32, number) for number in (0, 2, 1)]  # to read, L2, data
-        line = self._pointer(address, 0, ir.IntType(8))
-        call(self.builder, "llvm.prefetch.p0", ir.VoidType(), [line, *how])
 
     def _pointer(self, address, offset, kind):
         return self.builder.inttoptr(self.builder.add(address, _LONG(offset)), kind.as_pointer())

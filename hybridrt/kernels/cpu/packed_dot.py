@@ -16,7 +16,7 @@ from numba.extending import intrinsic
 
 from hybridrt.kernels.blocked_matrices import BLOCK as OUTPUTS
 from hybridrt.kernels.cpu.pairs import add_product
-from hybridrt.kernels.cpu.vectors import INT32, LANES, all_lanes, call, in_each_lane
+from hybridrt.kernels.cpu.vectors import INT32, LANES, all_lanes, begin_to_read, in_each_lane
 
 REGISTERS = OUTPUTS // LANES
 MOST_VECTORS = 6
@@ -66,10 +66,8 @@ def _write(b, count, lines, block, vectors, vector_bytes, pairs, sums, ahead):
     with for_range(b, pairs) as loop:
         row = b.add(block, b.mul(loop.index, _LONG(4 * OUTPUTS)))
         for line in range(lines):
-            how = [ir.Constant(INT32, number) for number in (0, 3, 1)]  # to read, L1, data
             number = b.add(b.mul(loop.index, _LONG(lines)), _LONG(line))
-            to = at(b.add(first_ahead, b.mul(number, _LONG(LINE))), ir.IntType(8))
-            call(b, "llvm.prefetch.p0", ir.VoidType(), [to, *how])
+            begin_to_read(b, b.add(first_ahead, b.mul(number, _LONG(LINE))))
         weights = [
             b.load(at(b.add(row, _LONG(4 * LANES * r)), _PAIRS), align=4) for r in range(REGISTERS)
         ]

@@ -14,12 +14,15 @@ from numba.core.cgutils import alloca_once_value, for_range
 from numba.extending import intrinsic
 
 from hybridrt.kernels.blocked_matrices import BLOCK
-from hybridrt.kernels.cpu.packed_dot import MOST_VECTORS, REGISTERS
+from hybridrt.kernels.cpu.packed_dot import LINE, MOST_VECTORS, REGISTERS
 from hybridrt.kernels.cpu.pairs import MULTIPLIES_PAIRS, add_product
-from hybridrt.kernels.cpu.vectors import INT32, LANES, all_lanes, call, in_each_lane
+from hybridrt.kernels.cpu.vectors import INT32, LANES, all_lanes, begin_to_read, call, in_each_lane
 
 TOO_MUCH = 128 + 8
 """What a weight of 4 bits is more than it should be: it is stored plus 8, and widened plus 128."""
+
+AHEAD = 8192
+"""Bytes by which reading weights from memory is ahead of multiplying them."""
 
 _ABOVE, _NIBBLES = 0x4300_4300, 0x000F_000F  # the bfloat16 128 + n ends with the bits of n
 _BYTE, _HALF, _LONG = (ir.IntType(bits) for bits in (8, 16, 64))
@@ -117,6 +120,10 @@ class _Group:
     def _weights(self, values, step) -> Iterator[tuple[int, int, Any]]:
         """Pairs of bfloat16 for `LANES` outputs: which outputs, and which of a step's pairs."""
         b = self.builder
+        if self.bits != 16:  # those come from memory
+            size = 2 * self.pairs * BLOCK * self.bits // 8
+            for line in range(0, size, LINE):
+                begin_to_read(b, b.add(values, b.add(self._times(step, size), _LONG(AHEAD + line))))
         for r in range(REGISTERS):
             if self.bits == 8:
                 at = b.add(self._times(step, 2 * BLOCK), _LONG(2 * LANES * r))

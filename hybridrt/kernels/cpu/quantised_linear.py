@@ -36,9 +36,9 @@ def quantised_linear(
     """See `hybridrt.kernels.quantised_linear`, of which this is a part: without the bias."""
     (tokens, inputs), groups = x.shape, scales.shape[1]
     x, out = x.contiguous(), torch.empty(tokens, outputs, dtype=x.dtype)
-    begins = torch.zeros(tokens, groups, dtype=torch.float32)
-    if bits == 4:
-        _begin(x.data_ptr(), begins.data_ptr(), tokens * groups, inputs // groups)
+    begins = torch.empty(tokens, groups, dtype=torch.float32)
+    too_much = TOO_MUCH if bits == 4 else 0
+    _begin(x.data_ptr(), begins.data_ptr(), tokens * groups, inputs // groups, too_much)
     of_weight = values.data_ptr(), scales.data_ptr()
     places = x.data_ptr(), *of_weight, begins.data_ptr(), out.data_ptr()
     if tokens:
@@ -48,14 +48,16 @@ def quantised_linear(
 
 @kernel
 @no_type_check
-def _begin(x, begins, count, group):  # pragma: no cover  (compiled, as all below)
-    """What each group's sums begin with, so that what weights are too much goes away."""
+def _begin(x, begins, count, group, too_much):  # pragma: no cover  (compiled, as all below)
+    """What each group's sums begin with, so that what weights are `too_much` goes away."""
     found = singles(begins, count)
     for g in range(count):
+        found[g] = 0
+    for g in range(count if too_much else 0):
         given, total = halves(x + 2 * g * group, group), np.float32(0)
         for i in range(group):
             total += widen(given[i])
-        found[g] = -np.float32(TOO_MUCH) * total
+        found[g] = -np.float32(too_much) * total
 
 
 @inner

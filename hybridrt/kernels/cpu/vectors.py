@@ -172,6 +172,14 @@ def store_some(typing_context, floats, to, place, count):
     return types.void(FLOATS, to, types.intp, types.intp), code
 
 
+@no_type_check
+def begin_to_read(builder, address, nearness=3):
+    """Has the line of memory at an address (a number) brought into a cache: 3 L1, 2 L2, 1 L3."""
+    line = builder.inttoptr(address, ir.IntType(8).as_pointer())
+    how = [ir.Constant(INT32, number) for number in (0, nearness, 1)]  # to read; data
+    call(builder, "llvm.prefetch.p0", ir.VoidType(), [line, *how])
+
+
 @intrinsic
 @no_type_check
 def prefetch(typing_context, to, place):
@@ -179,8 +187,7 @@ def prefetch(typing_context, to, place):
 
     def code(context, builder, signature, args):
         address = _address(builder, args[0], args[1], ir.IntType(8))
-        how = [ir.Constant(INT32, number) for number in (0, 2, 1)]  # to read, L2, data
-        call(builder, "llvm.prefetch.p0", ir.VoidType(), [address, *how])
+        begin_to_read(builder, builder.ptrtoint(address, ir.IntType(64)), 2)
         return context.get_dummy_value()
 
     return types.void(to, types.intp), code
