@@ -9,11 +9,9 @@ demo: $(VENV)/installed
 	$(VENV)/bin/hybridrt demo
 
 test: $(VENV)/installed-test
-	# In three runs, as workers get slower with what they did before. The kernels come first, a file
-	# to a worker, so that not both compile the same ones.
-	$(VENV)/bin/python -m pytest -n 2 --dist loadfile tests/kernels
+	# In two runs, as workers get slower with what they did before.
 	$(VENV)/bin/python -m pytest -n 2 tests/models
-	$(VENV)/bin/python -m pytest -n 2 --ignore tests/models --ignore tests/kernels
+	$(VENV)/bin/python -m pytest -n 2 --ignore tests/models
 
 lint: $(VENV)/installed-dev
 	$(VENV)/bin/ruff check .

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hybridrt import LLM, SamplingParams
-from tests.oracle import BFLOAT16, TINY, Tiny, tiny_checkpoint
+from tests.oracle import BFLOAT16, TINY, Tiny, oracle_logprobs, tiny_checkpoint
 from tests.oracle.answers import Answer, judge
 from tests.oracle.two_times import errors, oracle_errors
 
@@ -65,9 +65,20 @@ def _prompt_logprobs(llm: LLM, prompts: list[list[int]], vocab_size: int) -> lis
     ]
 
 
+def _change_by_an_early_mistake(row: Tiny, path: Path) -> float:
+    """Of the oracle's log-probabilities behind the last token."""
+    right = torch.randint(131, (41,), generator=torch.Generator().manual_seed(0)).tolist()
+    wrong = [*right]
+    wrong[row.earliest_seen] = (right[row.earliest_seen] + 1) % 131
+    change = oracle_logprobs(path, right)[-1] - oracle_logprobs(path, wrong)[-1]
+    return change.abs().max().item()
+
+
 @pytest.mark.parametrize("row", TINY, ids=lambda row: row.name)
 def test_float32_equals_the_full_forward(row: Tiny) -> None:
+    """And that forward would tell a mistake at an early token, even at the last one."""
     path = tiny_checkpoint(row.name)
+    assert _change_by_an_early_mistake(row, path) > 0.1
     for answer in _answers(_llm(path, "float32"), _prompts(row, row.prompt_lengths)):
         verdict = judge(path, answer, row.stepwise)
         assert not verdict.wrong_tokens, f"after {len(answer.prompt)} prompt tokens"
