@@ -2,10 +2,10 @@
 
     OMP_NUM_THREADS=1 python benchmarks/soak.py [--requests 20000] [--seed 0]
 
-Two stacks of layers take turns: all kinds, and those without windows, where what a sequence leaves
-is folded. The pool has room for eight of the longest sequences and is always full. Requests share
-prefixes, come under some salts, and are aborted, preempted, forked and made to fail at
-random. The model writes what it is given into its pages, and every token and state that a step
+Two stacks run, one after the other: all kinds of layers, and none with windows, where what a
+sequence leaves is folded. The pool has room for eight of the longest sequences and is always full.
+Requests share prefixes, come under some salts, and are aborted, preempted, forked and made to fail
+at random. The model writes what it is given into its pages, and every token and state that a step
 reads is compared; every 1,000 steps the whole cache is read and counted. The output of every
 tenth request is compared with that of an isolated run. See tests/reuse/soak.py.
 It writes soak.md and .json: what happened, how much was reused, and in each fifth of the run
