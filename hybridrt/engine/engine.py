@@ -27,6 +27,7 @@ from hybridrt.engine.handover import (
 )
 from hybridrt.engine.held import Held, HeldRun, HeldSequences
 from hybridrt.engine.holding_scheduler import HoldingScheduler
+from hybridrt.engine.interrupts import InterruptsHeld
 from hybridrt.engine.loading import draw_up, load
 from hybridrt.engine.recorder import Recorder
 from hybridrt.engine.runner import Draw, RowResult, Runner
@@ -171,7 +172,7 @@ class Engine:
         """Runs one step and returns the requests that it changed.
 
         Whatever it raises, nothing is lost: the requests in it start over from their
-        tokens at the next step.
+        tokens at the next step. Ctrl-C waits for the step's end; pressed again it does not.
 
         Raises:
             OutOfPages: sessions hold so many pages that none of the requests finds room.
@@ -182,7 +183,8 @@ class Engine:
         else:
             try:
                 try:
-                    outputs = self._advance()
+                    with InterruptsHeld():
+                        outputs = self._advance()
                 finally:
                     self._end_lost()
             except BaseException:

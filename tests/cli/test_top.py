@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from hybridrt.cli.errors import INTERRUPTED
 from hybridrt.cli.models import load_llm
 from hybridrt.cli.options import EngineOptions
 from hybridrt.cli.top_view import engine_view
@@ -83,7 +84,8 @@ def test_a_running_engine_is_seen_and_when_it_is_gone_it_is_not(
         assert watching.returncode == 0 and "Traceback" not in out + err and not err
 
         engine.send_signal(signal.SIGINT)
-        engine.wait(timeout=60)
+        _, err = engine.communicate(timeout=60)
+        assert engine.returncode in (INTERRUPTED, -signal.SIGINT), err
         assert not any(folder.iterdir()), "an engine that ends takes its file away"
     finally:
         engine.kill()
