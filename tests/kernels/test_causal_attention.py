@@ -1,7 +1,8 @@
-"""Chunks of a prefill in bfloat16: our own kernel beside the plain one in float32."""
+"""Chunks of a prefill: our own kernels of bfloat16 and float32 beside the plain one."""
 
 from dataclasses import dataclass
 
+import numba
 import pytest
 import torch
 from hypothesis import given
@@ -18,7 +19,12 @@ from hybridrt.kernels.reference.softmax_attention import Softmax
 from tests.harness.properties import bounded
 from tests.harness.tolerance import assert_twice_at_most
 
-pytestmark = pytest.mark.skipif(not MULTIPLIES_PAIRS, reason="the processor has no AVX512-BF16")
+BFLOAT16 = pytest.param(
+    torch.bfloat16,
+    marks=pytest.mark.skipif(not MULTIPLIES_PAIRS, reason="the processor has no AVX512-BF16"),
+    id="bfloat16",
+)
+of_both = pytest.mark.parametrize("dtype", [BFLOAT16, pytest.param(torch.float32, id="float32")])
 
 
 @dataclass
@@ -41,12 +47,13 @@ class Case:
         return causal_attention(*some, self.softmax, self.reach, self.first)
 
     def exact(self) -> Tensor:
-        """What the definition gives in float32."""
-        wide = (part.float() for part in (self.q, self.k, self.v))
+        """What the definition gives in more bits."""
+        dtype = torch.float32 if self.q.dtype == torch.bfloat16 else torch.float64
+        wide = (part.to(dtype) for part in (self.q, self.k, self.v))
         return reference.causal_attention(*wide, self.softmax, self.reach, self.first)
 
     def plain(self) -> Tensor:
-        """What torch's own kernels give in bfloat16."""
+        """What torch's own kernels give."""
         args = self.q, self.k, self.v, self.softmax, self.reach, self.first
         return reference.causal_attention(*args)
 
@@ -61,13 +68,14 @@ def make(
     sinks: bool = False,
     softcap: float | None = None,
     spread: float = 1.0,
+    dtype: torch.dtype = torch.float32,
 ) -> Case:
     draw = torch.Generator().manual_seed(queries + 7 * context)
     first = reach.first_visible(context)
     tokens = context + queries - first
 
     def numbers(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=draw).bfloat16()
+        return torch.randn(shape, generator=draw).to(dtype)
 
     q = numbers(queries, heads[0], dims[0]).transpose(0, 1) * spread
     k, v = numbers(heads[1], tokens, dims[0]), numbers(heads[1], tokens, dims[1])
@@ -75,6 +83,7 @@ def make(
     return Case(q, k, v, Softmax(dims[0] ** -0.5, logits, softcap), reach, first)
 
 
+@of_both
 @bounded(60)
 @given(
     queries=st.integers(1, 2 * QUERIES + 3),
@@ -93,22 +102,28 @@ def test_is_the_plain_attention(
     reach: Reach,
     sinks: bool,
     softcap: float | None,
+    dtype: torch.dtype,
 ) -> None:
-    case = make(queries, context, heads, dims, reach, sinks=sinks, softcap=softcap)
-    assert_twice_at_most(case.ours(), case.plain(), case.exact())
+    case = make(queries, context, heads, dims, reach, sinks=sinks, softcap=softcap, dtype=dtype)
+    if dtype == torch.bfloat16:
+        assert_twice_at_most(case.ours(), case.plain(), case.exact())
+    else:
+        torch.testing.assert_close(case.ours(), case.plain(), rtol=1e-5, atol=1e-5)
 
 
+@of_both
 @pytest.mark.parametrize("reach", [EVERYTHING, Reach(50), Reach(96, chunked=True)], ids=str)
-def test_a_query_is_as_in_any_other_chunk(reach: Reach) -> None:
+def test_a_query_is_as_in_any_other_chunk(reach: Reach, dtype: torch.dtype) -> None:
     queries = 2 * QUERIES + 9
-    case = make(queries, 77, reach=reach)
+    case = make(queries, 77, reach=reach, dtype=dtype)
     whole = case.ours()
     for start, stop in [(0, 8), (8, 140), (140, queries)]:
         assert torch.equal(case.ours(start, stop), whole[:, start:stop])
 
 
-def test_a_head_is_as_without_the_others() -> None:
-    case = make(40, 30, heads=(6, 3))
+@of_both
+def test_a_head_is_as_without_the_others(dtype: torch.dtype) -> None:
+    case = make(40, 30, heads=(6, 3), dtype=dtype)
     whole = case.ours()
     for head in range(6):
         key_head = slice(head // 2, head // 2 + 1)
@@ -116,28 +131,32 @@ def test_a_head_is_as_without_the_others() -> None:
         assert torch.equal(alone.ours()[0], whole[head])
 
 
-def test_heads_that_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = make(40, 30, heads=(6, 3), sinks=True)
+@of_both
+def test_heads_that_take_turns(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    case = make(40, 30, heads=(6, 3), sinks=True, dtype=dtype)
     whole = case.ours()
     monkeypatch.setattr("hybridrt.kernels.cpu.causal_attention.MOST_BYTES", 1)
     assert torch.equal(case.ours(), whole)
 
 
+@of_both
 @pytest.mark.parametrize("spread", [1e-3, 30.0, 1e4])
-def test_scores_of_any_size(spread: float) -> None:
-    case = make(100, 50, spread=spread)
+def test_scores_of_any_size(spread: float, dtype: torch.dtype) -> None:
+    case = make(100, 50, spread=spread, dtype=dtype)
     assert_twice_at_most(case.ours(), case.plain(), case.exact())
 
 
-def test_any_strides() -> None:
-    case = make(64, 20, dims=(32, 32))
+@of_both
+def test_any_strides(dtype: torch.dtype) -> None:
+    case = make(64, 20, dims=(32, 32), dtype=dtype)
     wide = torch.cat([case.k, case.v], -1)
     apart = Case(case.q.contiguous(), *wide.split(32, -1), case.softmax)
     assert torch.equal(apart.ours(), case.ours())
 
 
-def test_nan_stays_with_those_who_see_it() -> None:
-    case = make(100, 0)
+@of_both
+def test_nan_stays_with_those_who_see_it(dtype: torch.dtype) -> None:
+    case = make(100, 0, dtype=dtype)
     clean = case.ours()
     case.q[1, 70] = case.k[1, 90] = float("nan")
     spoilt = case.ours()
@@ -146,11 +165,25 @@ def test_nan_stays_with_those_who_see_it() -> None:
     assert torch.equal(spoilt[:2], clean[:2]) and torch.equal(spoilt[2:, :90], clean[2:, :90])
 
 
-def test_few_queries_and_other_numbers_are_left_to_torch() -> None:
-    few = make(FEWEST_QUERIES // 2 - 1, 9)
+@of_both
+def test_few_queries_are_left_to_torch(dtype: torch.dtype) -> None:
+    few = make(FEWEST_QUERIES // 2 - 1, 9, dtype=dtype)
     assert torch.equal(few.ours(), few.plain())
-    case = make(40, 9)
-    for dtype in (torch.float32, torch.float16):
-        some = [part.to(dtype) for part in (case.q, case.k, case.v)]
-        expected = reference.causal_attention(*some, case.softmax)
-        assert torch.equal(causal_attention(*some, case.softmax), expected)
+
+
+def test_other_numbers_are_left_to_torch() -> None:
+    case = make(40, 9, dtype=torch.float16)
+    assert torch.equal(case.ours(), case.plain())
+
+
+@of_both
+def test_threads_change_nothing(dtype: torch.dtype) -> None:
+    case = make(200, 40, heads=(6, 3), dtype=dtype)
+    before = numba.get_num_threads()
+    try:
+        numba.set_num_threads(1)
+        alone = case.ours()
+        numba.set_num_threads(min(2, numba.config.NUMBA_NUM_THREADS))
+        assert torch.equal(case.ours(), alone)
+    finally:
+        numba.set_num_threads(before)

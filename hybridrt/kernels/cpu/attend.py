@@ -62,8 +62,8 @@ class Sizes(NamedTuple):
 
 @inner
 @no_type_check
-def _find(table, place, count, block_size, block, start, token, places):  # pragma: no cover
-    """Where the tokens from `place` on begin, up to a multiple of 4: the last is repeated."""
+def find(table, place, count, block_size, block, start, token, places):  # pragma: no cover
+    """Where the tokens from `place` on begin, and three times more the last one."""
     index, offset, i = place // block_size, place % block_size, 0
     while i < count:
         first = np.int64(table[index]) * block + start
@@ -72,9 +72,7 @@ def _find(table, place, count, block_size, block, start, token, places):  # prag
             i += 1
         index += 1
         offset = 0
-    while i % 4 > 0:
-        places[i] = places[i - 1]
-        i += 1
+    places[count : count + 3] = places[count - 1]
 
 
 @inner
@@ -180,10 +178,10 @@ def _work(
         first = seen % sizes.block_size + piece * length  # its place among those in the table
         blocks, size = table[row * table_stride :], sizes.block_size
         k_start, v_start = kv_head * sizes.k_head, kv_head * sizes.v_head
-        _find(blocks, first, count, size, sizes.k_block, k_start, sizes.k_token, k_places)
-        _find(blocks, first, count, size, sizes.v_block, v_start, sizes.v_token, v_places)
+        find(blocks, first, count, size, sizes.k_block, k_start, sizes.k_token, k_places)
+        find(blocks, first, count, size, sizes.v_block, v_start, sizes.v_token, v_places)
         if sizes.more > 0:
-            _find(blocks, first, count, size, sizes.more_block, 0, sizes.more_token, more_places)
+            find(blocks, first, count, size, sizes.more_block, 0, sizes.more_token, more_places)
         _fetch_next(
             job + workers - jobs[row], piece, kv_head, parts, k, v, k_places, v_places, count, sizes
         )  # fmt: skip

@@ -10,9 +10,8 @@ from typing import NamedTuple, no_type_check
 import numba
 import numpy as np
 
-from hybridrt.kernels.cpu.attend_tile import NOTHING, first_seen
+from hybridrt.kernels.cpu.attend_tile import NOTHING, capped, first_seen
 from hybridrt.kernels.cpu.bfloat16 import narrow
-from hybridrt.kernels.cpu.fast_exp import fast_exp
 from hybridrt.kernels.cpu.jit import inner, inner_sums, sharing_kernel
 from hybridrt.kernels.cpu.packed_dot import OUTPUTS
 from hybridrt.kernels.cpu.packed_linear import add_products
@@ -60,9 +59,7 @@ class Chunk(NamedTuple):
 def _cap(scores, count, scale, softcap):  # pragma: no cover  (compiled, as all below)
     """Scores times `scale`, between `-softcap` and `softcap`."""
     for i in range(count):
-        x = scores[i] * scale / softcap
-        e = fast_exp(np.float32(-2) * abs(x))
-        scores[i] = np.copysign(softcap * (np.float32(1) - e) / (np.float32(1) + e), x)
+        scores[i] = capped(scores[i] * scale, softcap)
 
 
 @inner

@@ -2,7 +2,7 @@
 
 Four heads and four tokens, or four vectors of values, are taken at a time: their 16 sums stay in
 registers, and what is read is used four times; of two or three heads that are left, two. A tile's
-tokens begin at `places[t]` of a cache; behind its last, up to a multiple of 4, it is repeated.
+tokens begin at `places[t]` of a cache; behind its last, it is repeated three times.
 """
 
 from typing import no_type_check
@@ -11,7 +11,7 @@ import numpy as np
 
 from hybridrt.kernels.cpu.fast_exp import fast_exp
 from hybridrt.kernels.cpu.fours import FOUR, fma4, load4, mul4, store4, zeros4
-from hybridrt.kernels.cpu.jit import inline, inner, inner_sums
+from hybridrt.kernels.cpu.jit import inline, inlined, inner, inner_sums
 from hybridrt.kernels.cpu.vector_math import (
     add,
     exp,
@@ -40,6 +40,15 @@ def first_seen(position, window, chunked):  # pragma: no cover  (compiled, as al
     if chunked:
         return position // window * window
     return max(position - window + 1, 0)
+
+
+@inlined
+@no_type_check
+def capped(score, softcap):  # pragma: no cover
+    """`softcap * tanh(score / softcap)`."""
+    x = score / softcap
+    e = fast_exp(np.float32(-2) * abs(x))
+    return np.copysign(softcap * (np.float32(1) - e) / (np.float32(1) + e), x)
 
 
 @inline
@@ -176,9 +185,7 @@ def weigh(scores, heads, count, softcap, tops, totals, kept):  # pragma: no cove
             scores[t] = NOTHING
         if softcap > 0:
             for t in range(first, first + count):
-                x = scores[t] / softcap
-                e = fast_exp(np.float32(-2) * abs(x))
-                scores[t] = np.copysign(softcap * (np.float32(1) - e) / (np.float32(1) + e), x)
+                scores[t] = capped(scores[t], softcap)
         high = load(scores, first)
         for t in range(first + LANES, stop, LANES):
             high = larger(load(scores, t), high)

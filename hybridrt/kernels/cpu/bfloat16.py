@@ -36,6 +36,11 @@ def is_readable(tensor: Tensor) -> bool:
     return tensor.dtype in VECTOR_DTYPES and (tensor.stride(-1) == 1 or tensor.shape[-1] <= 1)
 
 
+def are_singles(*tensors: Tensor) -> bool:
+    """Whether these are float32, side by side in their last axes."""
+    return all(t.dtype == torch.float32 and t.stride(-1) == 1 for t in tensors)
+
+
 @intrinsic
 @no_type_check
 def address_of(typing_context, address):

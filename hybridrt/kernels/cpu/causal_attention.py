@@ -1,12 +1,15 @@
-"""causal_attention in numba, where the processor multiplies pairs of bfloat16."""
+"""causal_attention in numba: of float32, and of bfloat16 if the processor multiplies its pairs."""
 
 import numba
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import BFloat16, Float, Float32
 from torch import Tensor
 
+from hybridrt.kernels.cpu.attend import Sizes
 from hybridrt.kernels.cpu.attend_blocks import Chunk, attend_blocks
+from hybridrt.kernels.cpu.attend_lanes import attend_lanes
+from hybridrt.kernels.cpu.bfloat16 import are_singles
 from hybridrt.kernels.cpu.pack_tokens import pack_tokens
 from hybridrt.kernels.cpu.packed_dot import OUTPUTS
 from hybridrt.kernels.cpu.pairs import MULTIPLIES_PAIRS
@@ -15,7 +18,9 @@ from hybridrt.kernels.reference.gather import EVERYTHING, Reach
 from hybridrt.kernels.reference.softmax_attention import Softmax
 
 FEWEST_QUERIES = 16
-"""Of all heads of a key head: for fewer it takes longer to put keys into blocks."""
+"""Of all heads of a key head: for fewer it takes longer to put keys into blocks, or lanes idle."""
+
+_ONE_BLOCK = torch.zeros(1, dtype=torch.int32)
 
 MOST_BYTES = 2**24
 """Of blocks at once: of more, heads take turns, since new memory takes longer than used one."""
@@ -29,12 +34,68 @@ def causal_attention(
     reach: Reach = EVERYTHING,
     first: int = 0,
 ) -> Float[Tensor, "heads queries head_dim_v"]:
-    """See the reference, to which all but bfloat16 is left."""
+    """See the reference, to which other dtypes and few queries are left."""
+    if q.shape[0] // k.shape[0] * q.shape[1] >= FEWEST_QUERIES:
+        if are_singles(q, k, v):
+            return _of_singles(q, k, v, softmax, reach, first)
+        if _are_pairs(q, k, v) and softmax.scale > 0:
+            return _of_pairs(q, k, v, softmax, reach, first)
+    return reference.causal_attention(q, k, v, softmax, reach, first)
+
+
+def _of_singles(
+    q: Float32[Tensor, "heads queries head_dim_k"],
+    k: Float32[Tensor, "kv_heads tokens head_dim_k"],
+    v: Float32[Tensor, "kv_heads tokens head_dim_v"],
+    softmax: Softmax,
+    reach: Reach,
+    first: int,
+) -> Float32[Tensor, "heads queries head_dim_v"]:
+    """Keys and values are as in a page that holds all of them."""
+    sizes = Sizes(
+        q_token=q.stride(1),
+        q_head=q.stride(0),
+        k=k.shape[2],
+        more=0,
+        v=v.shape[2],
+        kv_heads=k.shape[0],
+        block_size=first + k.shape[1],
+        k_block=0,
+        k_head=k.stride(0),
+        k_token=k.stride(1),
+        more_block=0,
+        more_token=0,
+        v_block=0,
+        v_head=v.stride(0),
+        v_token=v.stride(1),
+        window=reach.window or 0,
+        chunked=reach.chunked,
+        values_are_keys=False,
+    )
+    queries, before = q.shape[1], 4 * first  # addresses are those that token 0 would have
+    out = torch.empty(queries, len(q), v.shape[2])
+    sinks = None if softmax.sinks is None else softmax.sinks.float().contiguous()
+    attend_lanes(
+        *(q.data_ptr(), k.data_ptr() - before * k.stride(1), 0),
+        *(v.data_ptr() - before * v.stride(1), _ONE_BLOCK.data_ptr()),
+        *(first + k.shape[1] - queries, queries, len(q), sizes),
+        *(np.float32(softmax.scale), np.float32(softmax.softcap or 0)),
+        *(0 if sinks is None else sinks.data_ptr(), out.data_ptr(), numba.get_num_threads()),
+    )
+    return out.transpose(0, 1)
+
+
+def _of_pairs(
+    q: BFloat16[Tensor, "heads queries head_dim_k"],
+    k: BFloat16[Tensor, "kv_heads tokens head_dim_k"],
+    v: BFloat16[Tensor, "kv_heads tokens head_dim_v"],
+    softmax: Softmax,
+    reach: Reach,
+    first: int,
+) -> BFloat16[Tensor, "heads queries head_dim_v"]:
     heads, queries, k_size = q.shape
     kv_heads, tokens, v_size = v.shape
     group = heads // kv_heads
-    if not (_takes(q, k, v) and softmax.scale > 0) or queries * group < FEWEST_QUERIES:
-        return reference.causal_attention(q, k, v, softmax, reach, first)
     first_block = first // OUTPUTS
     blocks = (first + tokens - 1) // OUTPUTS + 1 - first_block
     at_once = max(1, min(kv_heads, MOST_BYTES // (2 * blocks * OUTPUTS * (k_size + v_size))))
@@ -79,7 +140,7 @@ def causal_attention(
     return out.transpose(0, 1)
 
 
-def _takes(*tensors: Tensor) -> bool:
+def _are_pairs(*tensors: Tensor) -> bool:
     """Whether these are pairs of bfloat16, those of a token side by side."""
     return (
         MULTIPLIES_PAIRS

@@ -1,4 +1,7 @@
-"""mla_attention in numba: decode rows read latents where they stand, without a copy."""
+"""mla_attention in numba: latents are read where they stand, without a copy.
+
+Those of chunks are gathered if they aren't float32, or if they are to be expanded.
+"""
 
 import numba
 import numpy as np
@@ -6,9 +9,10 @@ import torch
 from jaxtyping import Float, Float32, Shaped
 from torch import Tensor
 
-from hybridrt.batch import Rows, TokenPages
+from hybridrt.batch import Prefill, Rows, TokenPages
 from hybridrt.kernels.cpu.attend import Sizes, attend
-from hybridrt.kernels.cpu.bfloat16 import is_readable, of_dtype
+from hybridrt.kernels.cpu.attend_lanes import attend_lanes
+from hybridrt.kernels.cpu.bfloat16 import are_singles, is_readable, of_dtype
 from hybridrt.kernels.cpu.causal_attention import causal_attention
 from hybridrt.kernels.cpu.mla_project import absorb, expand_values
 from hybridrt.kernels.reference import mla_attention as reference
@@ -42,9 +46,56 @@ def mla_attention(
     elif n:
         queries = q_nope[:n], q_pe[:n]
         out[:n] = reference.decode(*queries, latents, w_uk, w_uv, pages, batch, softmax, reach)
-    if n < len(out):
-        of_rows = latents, w_uk, w_uv, pages, batch, softmax, reach, out
-        reference.attend_rows(q_nope, q_pe, *of_rows, causal_attention)
+    stop = n
+    for row in batch.prefills:
+        stop = row.stop
+        tokens = slice(row.start, stop)
+        queries, weights = (q_nope[tokens], q_pe[tokens]), (w_uk, w_uv)
+        if c_kv_scale is None and _stays(row, *queries, c_kv, k_pe, *weights, reach):
+            q = reference.absorb(*queries, w_uk).contiguous()
+            attended = _attend_chunk(q, c_kv, k_pe, pages, row, scale, reach)
+            out[tokens] = reference.expand_values(attended, w_uv)
+        else:
+            more = pages, row, softmax, reach, causal_attention
+            out[tokens] = reference.attend_row(*queries, latents, *weights, *more)
+    out[stop:] = 0
+    return out
+
+
+def _stays(
+    row: Prefill,
+    q_nope: Float[Tensor, "queries heads nope_dim"],
+    q_pe: Float[Tensor, "queries heads rope_dim"],
+    c_kv: Shaped[Tensor, "blocks block_size rank"],
+    k_pe: Float[Tensor, "blocks block_size rope_dim"],
+    w_uk: Float[Tensor, "heads nope_dim rank"],
+    w_uv: Float[Tensor, "heads v_dim rank"],
+    reach: Reach,
+) -> bool:
+    """Whether a chunk's latents can be read in their pages, and are not worth expanding."""
+    first = reach.first_visible(row.context)
+    return are_singles(q_nope, c_kv, k_pe) and not reference.expanding_is_cheaper(
+        row, w_uk, w_uv, q_pe.shape[-1], first
+    )
+
+
+def _attend_chunk(
+    q: Float32[Tensor, "queries heads latent_dim"],
+    c_kv: Float32[Tensor, "blocks block_size rank"],
+    k_pe: Float32[Tensor, "blocks block_size rope_dim"],
+    pages: TokenPages,
+    row: Prefill,
+    scale: float,
+    reach: Reach,
+) -> Float32[Tensor, "queries heads rank"]:
+    """What each head of a prefill row attends to: a latent."""
+    out = torch.empty(*q.shape[:2], c_kv.shape[-1])
+    attend_lanes(
+        *(q.data_ptr(), c_kv.data_ptr(), k_pe.data_ptr(), c_kv.data_ptr()),
+        *(pages.page_table[row.row].data_ptr(), row.context, *q.shape[:2]),
+        *(_sizes(q, c_kv, k_pe, reach), np.float32(scale), np.float32(0), 0, out.data_ptr()),
+        numba.get_num_threads(),
+    )
     return out
 
 
@@ -57,9 +108,38 @@ def _decode(
     scale: float,
     reach: Reach,
 ) -> Float32[Tensor, "rows heads rank"]:
-    """What each head attends to: a latent. All query heads are one group."""
+    """What each head of a decode row attends to: a latent."""
+    out = torch.empty(*q.shape[:2], c_kv.shape[-1], dtype=torch.float32)
+    attend(
+        of_dtype(q),
+        q.data_ptr(),
+        of_dtype(c_kv),
+        c_kv.data_ptr(),
+        k_pe.data_ptr(),
+        c_kv.data_ptr(),
+        pages.page_table.data_ptr(),
+        pages.page_table.stride(0),
+        batch.context_lens.data_ptr(),
+        *q.shape[:2],
+        _sizes(q, c_kv, k_pe, reach),
+        np.float32(scale),
+        np.float32(0),
+        0,
+        out.data_ptr(),
+        numba.get_num_threads(),
+    )
+    return out
+
+
+def _sizes(
+    q: Float32[Tensor, "queries heads latent_dim"],
+    c_kv: Shaped[Tensor, "blocks block_size rank"],
+    k_pe: Float[Tensor, "blocks block_size rope_dim"],
+    reach: Reach,
+) -> Sizes:
+    """All query heads are one group, and a latent is a key and a value."""
     rank = c_kv.shape[-1]
-    sizes = Sizes(
+    return Sizes(
         q_token=q.stride(0),
         q_head=q.stride(1),
         k=rank,
@@ -79,23 +159,3 @@ def _decode(
         chunked=reach.chunked,
         values_are_keys=True,
     )
-    out = torch.empty(*q.shape[:2], rank, dtype=torch.float32)
-    attend(
-        of_dtype(q),
-        q.data_ptr(),
-        of_dtype(c_kv),
-        c_kv.data_ptr(),
-        k_pe.data_ptr(),
-        c_kv.data_ptr(),
-        pages.page_table.data_ptr(),
-        pages.page_table.stride(0),
-        batch.context_lens.data_ptr(),
-        *q.shape[:2],
-        sizes,
-        np.float32(scale),
-        np.float32(0),
-        0,
-        out.data_ptr(),
-        numba.get_num_threads(),
-    )
-    return out

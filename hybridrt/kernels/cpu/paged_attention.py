@@ -1,4 +1,7 @@
-"""paged_attention in numba: decode rows read keys and values where they stand, without a copy."""
+"""paged_attention in numba: keys and values are read where they stand, without a copy.
+
+Chunks of what isn't float32 are gathered.
+"""
 
 import numba
 import numpy as np
@@ -8,7 +11,8 @@ from torch import Tensor
 
 from hybridrt.batch import Rows, TokenPages
 from hybridrt.kernels.cpu.attend import Sizes, attend
-from hybridrt.kernels.cpu.bfloat16 import DTYPES, is_readable, of_dtype
+from hybridrt.kernels.cpu.attend_lanes import attend_lanes
+from hybridrt.kernels.cpu.bfloat16 import DTYPES, are_singles, is_readable, of_dtype
 from hybridrt.kernels.cpu.causal_attention import causal_attention
 from hybridrt.kernels.reference import paged_attention as reference
 from hybridrt.kernels.reference.gather import Reach
@@ -43,8 +47,36 @@ def paged_attention(
     out = q.new_empty(*q.shape[:2], v.shape[-1])
     if decoded is not None:
         out[:n] = decoded
-    reference.attend_chunks(q, cache, pages, batch, softmax, reach, out, causal_attention)
+    if k_scale is None and are_singles(q, k, v):
+        _attend_chunks(q, k, v, pages, batch, softmax, reach, out)
+    else:
+        reference.attend_chunks(q, cache, pages, batch, softmax, reach, out, causal_attention)
     return out
+
+
+def _attend_chunks(
+    q: Float32[Tensor, "tokens heads head_dim_k"],
+    k: Float32[Tensor, "blocks kv_heads block_size head_dim_k"],
+    v: Float32[Tensor, "blocks kv_heads block_size head_dim_v"],
+    pages: TokenPages,
+    batch: Rows,
+    softmax: Softmax,
+    reach: Reach,
+    out: Float32[Tensor, "tokens heads head_dim_v"],
+) -> None:
+    """Fills `out` behind the decode rows: what prefill rows attend to, and zeros for padding."""
+    sinks = None if softmax.sinks is None else softmax.sinks.float().contiguous()
+    sizes, stop = _sizes(q, k, v, reach), batch.num_decodes
+    for row in batch.prefills:
+        stop = row.stop
+        attend_lanes(
+            *(q[row.start :].data_ptr(), k.data_ptr(), 0, v.data_ptr()),
+            *(pages.page_table[row.row].data_ptr(), row.context, stop - row.start),
+            *(q.shape[1], sizes, np.float32(softmax.scale), np.float32(softmax.softcap or 0)),
+            *(0 if sinks is None else sinks.data_ptr(), out[row.start :].data_ptr()),
+            numba.get_num_threads(),
+        )
+    out[stop:] = 0
 
 
 def _decode(
