@@ -36,9 +36,10 @@ class Place:
     """Where a sequence stands in the prefix cache.
 
     Its pages up to `node` are there. It begins with the states of `initial` at its next
-    step; `earlier` are the checkpoints that it began with and has left since. It is about to
-    compute the page `missing`, and has when so many tokens are committed as that says.
-    `prompt` are the tokens that it came with; those behind them are its own.
+    step, and if it `has_states` they are in its own pages already; `earlier` are the
+    checkpoints that it began with and has left since. It is about to compute the page
+    `missing`, and has when so many tokens are committed as that says. `prompt` are the tokens
+    that it came with; those behind them are its own.
 
     With a `key` it is folded: what it has behind `node` is not in the tree, where others would
     find it, but hangs there as a whole until one comes whose tokens go on with the key, which
@@ -53,6 +54,7 @@ class Place:
     earlier: list[Checkpoint] = field(default_factory=list)
     exports: dict[int, Export] = field(default_factory=dict)
     missing: Missing | None = None
+    has_states: bool = False
     key: bytes = b""
     tables: Sequence[PageTable] = ()
     num_tokens: int = 0

@@ -100,6 +100,19 @@ class Reuse:
                 if g in pages
             )
 
+    def take_states(self, place: Place, fresh: list[list[PhysicalId]]) -> None:
+        """Copies the states of a checkpoint into a sequence's own pages, from which it starts then.
+
+        With one token left to compute its first step is as any decode's, which may be recorded.
+        """
+        if place.initial is not None:
+            self._pool.copy(
+                PageCopy(g, source, target)
+                for g in self._states
+                for source, target in zip(place.initial.pages[g], fresh[g], strict=True)
+            )
+            place.has_states = True
+
     def fold(self, place: Place, match: Match, tables: Sequence[PageTable]) -> None:
         """Folds a sequence that begins, if nothing was ever seen that begins like it.
 

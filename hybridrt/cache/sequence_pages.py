@@ -150,6 +150,8 @@ class SequencePages:
             fresh, exported = self._allocate_beside(missing, reuse, exports.wanted)
             reuse.export(place, exports, exported)
             reuse.take_partial(place, fresh)
+            if num_tokens == match.position + 1:
+                reuse.take_states(place, fresh)
         except BaseException:
             for g, pages in enumerate(zip(shared, fresh, strict=True)):
                 self._pool.release(g, [page for both in pages for page in both])
@@ -256,7 +258,9 @@ class SequencePages:
     def initial_states(self, sequence: str) -> PagesOfGroups | None:
         """The checkpoint's pages that the next step starts from; None: the sequence's own."""
         place = self._entries[sequence].place
-        return None if place is None or place.initial is None else place.initial.pages
+        if place is None or place.initial is None or place.has_states:
+            return None
+        return place.initial.pages
 
     def held_apart(self, sequence: str) -> list[tuple[int, list[PhysicalId]]]:
         """Pages by group that a sequence holds beside those in its tables, until its next steps.

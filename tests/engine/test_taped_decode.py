@@ -58,6 +58,16 @@ def test_these_are_recorded(name: str) -> None:
     assert tapes(llm).flaw is None and tapes(llm).num_calls.keys() == {2, 4}
 
 
+def test_a_prompt_that_comes_again_is_a_row_of_a_tape() -> None:
+    llm, prompt = small_llm(), [*range(1, 20)]
+    one = PARAMS.model_copy(update={"max_tokens": 1})
+    found = [llm.generate([prompt], one)[0] for _ in range(4)]
+    assert [output.num_cached_tokens for output in found] == [0, 18, 18, 18]
+    assert [*tapes(llm).num_calls] == [1]  # no other step had a row alone that could be recorded
+    plain = small_llm(enable_prefix_caching=False, record_decode=False).generate([prompt], one)[0]
+    assert all(output.outputs[0].token_ids == plain.outputs[0].token_ids for output in found)
+
+
 def test_few_tapes_are_kept_those_that_were_used_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(taped_decode, "MOST_TAPES", 2)
     llm = small_llm(max_num_seqs=8)
