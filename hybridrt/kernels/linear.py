@@ -17,6 +17,9 @@ from hybridrt.kernels.quantised_linear import (
     quantised_linear,
 )
 
+FEWEST_SINGLES = 2**18
+"""Numbers in a weight of float32 from which on oneDNN's call costs less than it saves: 1 MiB."""
+
 PackedMatrices = nn.ParameterList | QuantisedMatrices | BlockedMatrices
 """Matrices in a layout of the device, or quantised, where plain ones are stacked in a tensor."""
 
@@ -25,10 +28,11 @@ def pack_weight(weight: Float[Tensor, "outputs inputs"]) -> Float[Tensor, "outpu
     """The weight as `linear` reads it fastest: itself, or a copy in oneDNN's own layout.
 
     On a CPU that multiplies bfloat16, oneDNN would bring the weight into that layout at
-    every call. oneDNN's results are the same bit for bit. The copy has the same shape, dtype
-    and size, but its elements can't be looked at.
+    every call. oneDNN's results are the same bit for bit. Of float32 it takes large ones, for
+    which it needs less time than what torch calls. The copy has the same shape, dtype and
+    size, but its elements can't be looked at.
     """
-    if weight.device.type != "cpu" or weight.dtype != torch.bfloat16 or not _has_onednn():
+    if weight.device.type != "cpu" or not _onednn_takes(weight):
         return weight
     return torch.ops.mkldnn._reorder_linear_weight(weight.detach())
 
@@ -76,7 +80,8 @@ def find_blocks(
     packed: Float[Tensor, "outputs inputs"], weight: Float[Tensor, "outputs inputs"]
 ) -> BlockedWeight | None:
     """What `pack_weight` made of a weight, if a kernel of our own can read it."""
-    if not packed.is_mkldnn or weight.shape[1] % 2 or not has_numba(weight):
+    is_known = packed.is_mkldnn and weight.dtype == torch.bfloat16
+    if not is_known or weight.shape[1] % 2 or not has_numba(weight):
         return None
     from hybridrt.kernels.cpu.pairs import MULTIPLIES_PAIRS
 
@@ -103,7 +108,9 @@ def linear(
     return F.linear(x, weight, bias)
 
 
-def _has_onednn() -> bool:
+def _onednn_takes(weight: Float[Tensor, "outputs inputs"]) -> bool:
     if not torch.backends.mkldnn.is_available():
         return False
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    if weight.dtype == torch.float32:
+        return weight.numel() >= FEWEST_SINGLES
+    return weight.dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

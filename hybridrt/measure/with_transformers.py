@@ -24,7 +24,9 @@ def load_transformers(model: str, dtype: torch.dtype, device: torch.device) -> "
     from transformers import AutoModelForCausalLM
 
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(model, dtype=dtype)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            model, dtype=dtype, local_files_only=True
+        )
     except (ValueError, OSError, KeyError) as error:
         raise ValueError(f"transformers can't load {model}: {error}") from error
     return Transformers(loaded.eval().to(device))

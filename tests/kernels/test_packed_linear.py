@@ -11,16 +11,18 @@ from torch.nn import functional as F
 
 from hybridrt.kernels.cpu.packed_linear import MOST_TOKENS
 from hybridrt.kernels.cpu.pairs import MULTIPLIES_PAIRS
-from hybridrt.kernels.linear import BlockedWeight, find_blocks, pack_weight
+from hybridrt.kernels.linear import FEWEST_SINGLES, BlockedWeight, find_blocks, pack_weight
 from hybridrt.layers.linear import Linear
 from tests.harness.properties import bounded
 
 has_blocks = pytest.mark.skipif(not MULTIPLIES_PAIRS, reason="the processor has no AVX512-BF16")
 
 
-def make_linear(inputs: int, outputs: int, bias: bool) -> tuple[Linear, Tensor]:
+def make_linear(
+    inputs: int, outputs: int, bias: bool, dtype: torch.dtype = torch.bfloat16
+) -> tuple[Linear, Tensor]:
     """A packed layer, and its weight as it was."""
-    layer = Linear(inputs, outputs, bias).to(torch.bfloat16)
+    layer = Linear(inputs, outputs, bias).to(dtype)
     torch.manual_seed(inputs + outputs)
     layer.weight.data.normal_()
     if layer.bias is not None:
@@ -85,6 +87,23 @@ def test_a_layout_that_is_not_known_is_left_to_onednn() -> None:
     assert find_blocks(packed, weight.flip(0)) is None
     assert find_blocks(packed, weight[:, :63]) is None
     assert find_blocks(weight, weight) is None
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("tokens", [0, 1, 5, 200])
+def test_large_weights_of_float32_are_packed_too(tokens: int, bias: bool) -> None:
+    layer, weight = make_linear(512, FEWEST_SINGLES // 512, bias, torch.float32)
+    assert layer.weight.is_mkldnn and layer.blocked is None
+    assert torch.equal(layer.weight.to_dense(), weight)
+    x = torch.randn(tokens, 512)
+    of_bias = None if layer.bias is None else layer.bias.double()
+    expected = F.linear(x.double(), weight.double(), of_bias).float()
+    torch.testing.assert_close(layer(x), expected, rtol=1e-5, atol=1e-4)
+
+
+def test_small_weights_of_float32_stay_as_they_are() -> None:
+    layer, weight = make_linear(512, FEWEST_SINGLES // 512 - 1, False, torch.float32)
+    assert torch.equal(layer.weight, weight)
 
 
 @has_blocks
