@@ -5,6 +5,8 @@ import os
 
 import torch
 
+from tests.shared_folder import shared_folder
+
 # torch's compiler imports triton where it is installed, and what triton compiles is bound to its
 # interpreter, or not, when it is imported. So this is chosen before any test can import it.
 if not torch.cuda.is_available():
@@ -18,6 +20,9 @@ os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 
 # Tiny tensors lose more to waking threads than they win. Numba's are as many: kernels/cpu.
 torch.set_num_threads(1)
+
+# Made before pytest starts its workers, so that all have the same.
+shared_folder()
 
 
 def pytest_collection_finish() -> None:

@@ -58,7 +58,7 @@ def demo(
     llm = load_llm(DEMO, engine)
     recalls = _questions(num_prompts, seed)
     started = time.perf_counter()
-    with busy(f"answering {num_prompts} questions (the first run compiles a kernel)"):
+    with busy(f"answering {num_prompts} questions (the first run compiles kernels, for a minute)"):
         answered, outputs = _answer(llm, recalls)
     seconds = time.perf_counter() - started
     if json_output:

@@ -36,12 +36,12 @@ def main(names: list[str]) -> None:
     params = SamplingParams(max_tokens=3, ignore_eos=True, logprobs=1, prompt_logprobs=0, top_k=5)
     torch.set_num_threads(1)
     for name in names:
-        for dtype, backend, layout in (
-            ("float32", "reference", "HND"),
-            ("bfloat16", "numba", "NHD"),
+        for dtype, backend, layout, record in (
+            ("float32", "reference", "HND", False),
+            ("bfloat16", "numba", "NHD", True),
         ):
             backends = {"attention_backend": backend, "state_backend": backend}
-            choices = {"dtype": dtype, "kv_layout": layout, **backends}
+            choices = {"dtype": dtype, "kv_layout": layout, "record_decode": record, **backends}
             llm = open_llm(name, page_size=4, max_num_batched_tokens=16, **choices)
             llm.generate([[1], [2] * 7, [3] * 23], params)
         print(name)

@@ -1,11 +1,8 @@
 """Makes tiny random checkpoints, with `transformers` in the format it saves."""
 
-import atexit
 import copy
 import functools
 import json
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -25,31 +22,29 @@ from tests.oracle.legacy import rewrite_config
 from tests.oracle.random_weights import randomise
 from tests.oracle.rows import Tiny
 from tests.oracle.table import BY_NAME
+from tests.shared_folder import made_once
 from training.dense import DenseStack
 
 
 @functools.cache
-def _folder() -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="hybridrt-tiny-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
-
-
-@functools.cache
 def tiny_checkpoint(name: str, dtype: str = "float32") -> Path:
-    """The folder of the row's checkpoint, made at the first call of the process.
+    """The folder of the row's checkpoint, which the first process that asks for it makes.
 
     `dtype="bfloat16"` is the same weights, rounded and saved as bfloat16 (what a
     model keeps in float32 stays so).
     """
-    row, path = BY_NAME[name], _folder() / f"{name}-{dtype}"
+    return made_once(f"{name}-{dtype}", lambda path: _make(BY_NAME[name], dtype, path))
+
+
+def _make(row: Tiny, dtype: str, path: Path) -> None:
     if row.model_type == "hybrid_stack":
         assert dtype == "float32"
-        return _save_stack(row, path)
+        _save_stack(row, path)
+        return
     if dtype == "float32":
         model = random_model(row)
     else:
-        source = tiny_checkpoint(name)
+        source = tiny_checkpoint(row.name)
         model = AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, dtype))
     options: dict[str, Any] = {"save_original_format": row.layout != "stacked"}
     if row.layout == "sharded":
@@ -67,7 +62,6 @@ def tiny_checkpoint(name: str, dtype: str = "float32") -> Path:
         release_deepseek_v4(path)
     if row.layout == "multimodal":
         nest(path, row.model_type.removesuffix("_text"))
-    return path
 
 
 def random_model(row: Tiny) -> Any:
@@ -88,10 +82,8 @@ def random_model(row: Tiny) -> Any:
     return model
 
 
-def _save_stack(row: Tiny, path: Path) -> Path:
+def _save_stack(row: Tiny, path: Path) -> None:
     model = DenseStack(dict(row.config))
     randomise(model, row.name)
-    path.mkdir()
     save_file(model.state_dict(), path / "model.safetensors", metadata={"format": "pt"})
     (path / "config.json").write_text(json.dumps({"model_type": row.model_type, **row.config}))
-    return path
