@@ -47,7 +47,7 @@ def test_tokens_and_every_byte_of_the_pool_are_the_same(
 ) -> None:
     """States are in float32, beside convolutions' inputs, keys and latents in bfloat16."""
     # A graph can't take weights in oneDNN's own layout.
-    monkeypatch.setattr(linear, "_has_onednn", lambda: False)
+    monkeypatch.setattr(linear, "_onednn_takes", lambda weight: False)
     # In a graph norms, rotations and gates are plain torch, which rounds more often than numba.
     monkeypatch.setattr(backend, "has_numba", lambda *tensors: False)
     graphs = Graphs()
