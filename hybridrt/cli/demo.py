@@ -46,6 +46,14 @@ class _Answered:
         return self.answer == self.expected
 
 
+@dataclass(frozen=True, slots=True)
+class _Seconds:
+    """What answering took, and what of it was numba."""
+
+    total: float
+    compiling: float
+
+
 def demo(
     engine: EngineOptions,
     num_prompts: Annotated[int, typer.Option("--prompts", help="How many texts to make.")] = 8,
@@ -56,11 +64,7 @@ def demo(
     if num_prompts < 1:
         raise ValueError(f"--prompts={num_prompts} should be at least 1")
     llm = load_llm(DEMO, engine)
-    recalls = _questions(num_prompts, seed)
-    started = time.perf_counter()
-    with busy(f"answering {num_prompts} questions (the first run compiles kernels, for a minute)"):
-        answered, outputs = _answer(llm, recalls)
-    seconds = time.perf_counter() - started
+    answered, outputs, seconds = _answer_timed(llm, _questions(num_prompts, seed))
     if json_output:
         print_json(_data(llm, answered, outputs, seconds))
     else:
@@ -73,6 +77,23 @@ def _questions(count: int, seed: int) -> "list[Recall]":
 
     rng = random.Random(seed)
     return [recall_prompt(rng, kind=KINDS[i % len(KINDS)]) for i in range(count)]
+
+
+def _answer_timed(
+    llm: "LLM", recalls: "list[Recall]"
+) -> "tuple[list[_Answered], list[RequestOutput], _Seconds]":
+    from numba.core.event import TimingListener, install_listener
+
+    compiling = TimingListener()
+    started = time.perf_counter()
+    doing = f"answering {len(recalls)} questions (the first run compiles kernels, for a minute)"
+    with busy(doing), install_listener("numba:compile", compiling):
+        answered, outputs = _answer(llm, recalls)
+    seconds = _Seconds(
+        total=time.perf_counter() - started,
+        compiling=compiling.duration if compiling.done else 0.0,
+    )
+    return answered, outputs, seconds
 
 
 def _answer(llm: "LLM", recalls: "list[Recall]") -> "tuple[list[_Answered], list[RequestOutput]]":
@@ -91,7 +112,7 @@ def _answer(llm: "LLM", recalls: "list[Recall]") -> "tuple[list[_Answered], list
 
 
 def _data(
-    llm: "LLM", answered: list[_Answered], outputs: "list[RequestOutput]", seconds: float
+    llm: "LLM", answered: list[_Answered], outputs: "list[RequestOutput]", seconds: _Seconds
 ) -> dict[str, Any]:
     from hybridrt.cli.usage import most_in_use
 
@@ -110,7 +131,8 @@ def _data(
             for one, output in zip(answered, outputs, strict=True)
         ],
         "layers": [use.data() for use in most_in_use(llm)],
-        "seconds": seconds,
+        "seconds": seconds.total,
+        "compile_seconds": seconds.compiling,
     }
 
 
@@ -118,7 +140,7 @@ def _print(
     llm: "LLM",
     answered: list[_Answered],
     outputs: "list[RequestOutput]",
-    seconds: float,
+    seconds: _Seconds,
 ) -> None:
     out = console()
     right = sum(one.right for one in answered)
@@ -129,8 +151,13 @@ def _print(
     out.print()
     out.print(
         f"[bold]{right} of {len(answered)} right[/], all in one batch of {num_tokens:,} prompt "
-        f"tokens, in {seconds:.1f} s."
+        f"tokens, in {seconds.total - seconds.compiling:.1f} s."
     )
+    if seconds.compiling > 1:
+        out.print(
+            f"Before, kernels for this processor were compiled for {seconds.compiling:.0f} s. "
+            "They are kept."
+        )
     out.print()
     _print_cache(llm)
     out.print(
