@@ -267,7 +267,8 @@ class LLM:
         from hybridrt.progress import request_progress
 
         done: dict[str, RequestOutput] = {}
-        with request_progress(count, shown=self._progress) as advance:
+        progress = request_progress(count, shown=self._progress)
+        with progress as advance, self.engine.in_a_row():
             while len(done) < count:
                 self._advance()
                 for output in inbox:

@@ -27,7 +27,7 @@ from hybridrt.engine.handover import (
 )
 from hybridrt.engine.held import Held, HeldRun, HeldSequences
 from hybridrt.engine.holding_scheduler import HoldingScheduler
-from hybridrt.engine.interrupts import InterruptsHeld
+from hybridrt.engine.interrupts import Interrupts
 from hybridrt.engine.loading import draw_up, load
 from hybridrt.engine.recorder import Recorder
 from hybridrt.engine.runner import Draw, RowResult, Runner
@@ -79,6 +79,8 @@ class Engine:
             ),
         )
         self._directory = blueprint.directory
+        self._interrupts = Interrupts()
+        self._in_a_row = False
         self._entries: dict[str, Entry] = {}
         self._unreported: list[str] = []  # finished requests that a step failed to return
         self._num_requests = 0
@@ -177,13 +179,15 @@ class Engine:
         Raises:
             OutOfPages: sessions hold so many pages that none of the requests finds room.
         """
+        if not self._in_a_row:
+            self._runner.look_again()
         if self._unreported:
             outputs = self._outputs(name for name in self._unreported if name in self._entries)
             self._unreported = []
         else:
             try:
                 try:
-                    with InterruptsHeld():
+                    with self._interrupts.held():
                         outputs = self._advance()
                 finally:
                     self._end_lost()
@@ -194,6 +198,20 @@ class Engine:
             if output.finished:
                 del self._entries[output.request_id]
         return outputs
+
+    @contextmanager
+    def in_a_row(self) -> Iterator[None]:
+        """Steps inside, between which nobody else's code runs: each needs some 0.3 ms less.
+
+        So nothing replaces a part of the model, and one look at all of them serves many steps.
+        """
+        before, self._in_a_row = self._in_a_row, True
+        self._runner.look_again()
+        try:
+            with self._interrupts.handled():
+                yield
+        finally:
+            self._in_a_row = before
 
     def _end_lost(self) -> None:
         """Ends the runs of sessions whose pages are gone and can't be computed again."""

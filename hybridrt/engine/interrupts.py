@@ -7,41 +7,55 @@ own modules at the first call of an operation.
 
 import signal
 import threading
-from types import FrameType, TracebackType
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 
-class InterruptsHeld:
-    """Inside, the first SIGINT waits for the end, where the handler that was there gets it.
+class Interrupts:
+    """What becomes of SIGINT while an engine runs.
 
-    A second one doesn't wait. Only the main thread has signals; in others, and where SIGINT is
-    not Python's to handle, nothing is held.
+    Only the main thread has signals; in others, and where SIGINT is not Python's to handle,
+    nothing is held.
     """
 
-    def __enter__(self) -> None:
-        self._came = False
-        self._before: Any = None
-        if threading.current_thread() is threading.main_thread():
-            before = signal.getsignal(signal.SIGINT)
-            if callable(before):
-                self._before = before
-                signal.signal(signal.SIGINT, self._hold)
+    def __init__(self) -> None:
+        self._before: Any = None  # the handler in whose place ours is
+        self._holds = self._came = False
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._before is None:
+    @contextmanager
+    def handled(self) -> Iterator[None]:
+        """Inside, `held` needs no change of handlers, which takes longer than all else in it."""
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        before = signal.getsignal(signal.SIGINT) if in_main_thread else None
+        if self._before is not None or not callable(before):
+            yield
             return
-        signal.signal(signal.SIGINT, self._before)
-        if self._came:
-            self._before(signal.SIGINT, None)
+        self._before = before
+        signal.signal(signal.SIGINT, self._handle)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+            self._before = None
 
-    def _hold(self, number: int, frame: FrameType | None) -> None:
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Inside, the first SIGINT waits for the end, where the handler that was there gets it.
+
+        A second one doesn't wait.
+        """
+        with self.handled():
+            self._holds = True
+            try:
+                yield
+            finally:
+                self._holds = False
+                if self._came:
+                    self._handle(signal.SIGINT, None)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self._came = self._holds and not self._came
         if not self._came:
-            self._came = True
-            return
-        self._came = False
-        self._before(number, frame)
+            self._before(number, frame)

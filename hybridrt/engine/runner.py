@@ -85,7 +85,13 @@ class Runner:
         """The same, by the model's own modules, whatever is faster: hooks on them are called."""
         return self._run_model(rows, self.batches.build(rows))
 
+    def look_again(self) -> None:
+        """Other code has run, which may have changed the model."""
+        if self.static_decode is not None:
+            self.static_decode.look_again()
+
     def _run_model(self, rows: list[Row], batch: ForwardBatch) -> list[RowResult]:
+        self.look_again()
         hidden = self._model(batch)
         results = {i: RowResult() for i in range(len(rows))}
         sampling = [i for i, row in enumerate(rows) if row.samples]

@@ -157,6 +157,9 @@ class StaticDecode:
         """Whether `run` can have that batch; see `StaticBatches`."""
         return self.batches.takes(batch)
 
+    def look_again(self) -> None:
+        """Other code has run since the last batch, which may have changed the model."""
+
     def run(self, batch: ForwardBatch) -> Float[Tensor, "rows vocab"]:
         """The logits behind every row, valid until the next step."""
         if self._prepared is not batch:

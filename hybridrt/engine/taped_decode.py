@@ -42,20 +42,28 @@ class TapedDecode(StaticDecode):
         self._model = model
         self._parts = ModuleParts(model)
         self._plain = decode_step(model)
+        self._looked = False  # at the modules, since other code than tapes ran
         self._seen = set[int]()
         self._tapes = OrderedDict[int, tuple[Tape, Tensor]]()
 
     def takes(self, batch: ForwardBatch) -> bool:
         if self.flaw is not None or not super().takes(batch):
             return False
-        if not self._parts.are_the_same():
-            self._begin_anew()
-        # Hooks belong to calls of modules, and a compiler's graph is one: a tape makes none.
-        return not (self._parts.have_hooks or self._parts.is_compiled or is_observed())
+        if not self._looked:
+            if not self._parts.are_the_same():
+                self._begin_anew()
+            # Hooks belong to calls of modules, and a compiler's graph is one: a tape makes none.
+            parts = self._parts
+            self._looked = not (parts.have_hooks or parts.is_compiled or is_observed())
+        return self._looked
+
+    def look_again(self) -> None:
+        self._looked = False
 
     def run(self, batch: ForwardBatch) -> Float[Tensor, "rows vocab"]:
         if batch.num_rows not in self._seen:
             self._seen.add(batch.num_rows)
+            self.look_again()
             return self._plain(batch)
         return super().run(batch)
 
@@ -77,6 +85,7 @@ class TapedDecode(StaticDecode):
         # Those are as wide as the longest sequence: kernels read what is there, torch all of it.
         with recorded(for_kernels=self.batches.tables) as tape:
             logits = self._plain(batch)
+        self.look_again()
         if tape.flaw is not None:
             self.flaw = tape.flaw
             logger.info("decode steps can't be recorded: %s", self.flaw)

@@ -43,7 +43,7 @@ def random_prompts(vocab_size: int, count: int, tokens: int, seed: int) -> list[
 
 
 class Hybridrt:
-    """An `LLM`, through the engine with all that it does.
+    """An `LLM`, through the engine with all that it does, step after step as in `generate`.
 
     `clock` says what a second is: of the wall, or of this process on one thread, which
     other programs disturb less.
@@ -65,7 +65,7 @@ class Hybridrt:
     def complete(self, prompts: Sequence[Prompt], output_tokens: int) -> float:
         for prompt in prompts:
             self.llm.add_request({"prompt_token_ids": list(prompt)}, _params(output_tokens))
-        with collector_off():
+        with collector_off(), self.llm.engine.in_a_row():
             start = self._clock()
             while self.llm.has_unfinished:
                 self._step()
@@ -84,7 +84,7 @@ class Hybridrt:
         try:
             for copy in copies:
                 running.append(self.llm.import_request(copy))
-            with collector_off():
+            with collector_off(), self.llm.engine.in_a_row():
                 for _ in range(steps):
                     start = self._clock()
                     outputs = self._step()

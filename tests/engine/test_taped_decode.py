@@ -9,6 +9,7 @@ import torch
 
 from hybridrt import LLM, SamplingParams
 from hybridrt.engine import taped_decode
+from hybridrt.engine.module_changes import ModuleParts
 from hybridrt.engine.taped_decode import TapedDecode
 from hybridrt.kernels.op import observed_calls
 from tests.engine.small import small_llm
@@ -133,17 +134,17 @@ class _Twice(torch.nn.Module):
         return 2 * x
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        _replace_weight,
-        _replace_memory,
-        _write_weight,
-        _replace_module,
-        _replace_method,
-        _change_setting,
-    ],
-)
+CHANGES = [
+    _replace_weight,
+    _replace_memory,
+    _write_weight,
+    _replace_module,
+    _replace_method,
+    _change_setting,
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_a_changed_model_computes_what_it_is_now(change: Callable[[Any], None]) -> None:
     """Each change makes other log-probabilities: of twice the logits, or of capped ones."""
     plain, taped = (
@@ -158,6 +159,45 @@ def test_a_changed_model_computes_what_it_is_now(change: Callable[[Any], None]) 
     assert found[0] == found[1]
     assert found[0][0] != found[0][1] != found[0][2]
     assert tapes(taped).flaw is None and tapes(taped).num_calls
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_model_is_changed_between_two_steps(change: Callable[[Any], None]) -> None:
+    found = []
+    for records in (False, True):
+        llm = small_llm(record_decode=records, enable_prefix_caching=False)
+        llm.generate([[2] * 5], PARAMS)
+        llm.add_request([1] * 5, PARAMS)
+        for _ in range(5):
+            (output,) = llm.step()
+        change(llm.engine.model)
+        while llm.has_unfinished:
+            (output,) = llm.step()
+        found.append(output.outputs[0].logprobs)
+        assert not records or tapes(llm).flaw is None
+    assert found[0] == found[1]
+
+
+def test_generate_looks_at_the_model_once_behind_a_recorded_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    llm = small_llm(enable_prefix_caching=False)
+    llm.generate([[2] * 5], PARAMS)
+    looks = list[bool]()
+    are_the_same = ModuleParts.are_the_same
+
+    def look(parts: ModuleParts) -> bool:
+        looks.append(are_the_same(parts))
+        return looks[-1]
+
+    monkeypatch.setattr(ModuleParts, "are_the_same", look)
+    llm.generate([[1] * 5], PARAMS)
+    assert looks == [True]
+    # Whoever steps by himself may change the model between any two.
+    llm.add_request([1] * 5, PARAMS)
+    while llm.has_unfinished:
+        llm.step()
+    assert looks == [True] * PARAMS.max_tokens
 
 
 def test_a_compiled_module_is_called() -> None:
