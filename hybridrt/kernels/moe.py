@@ -6,11 +6,14 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from hybridrt.kernels.backend import numba_takes, prefers_triton
-from hybridrt.kernels.blocked_matrices import BlockedMatrices
+from hybridrt.kernels.blocked_matrices import BLOCK, BlockedMatrices
 from hybridrt.kernels.linear import PackedMatrices
 from hybridrt.kernels.op import like_first, torch_op
+from hybridrt.kernels.quantised_linear import QuantisedMatrices
 from hybridrt.kernels.reference import moe as reference
 from hybridrt.kernels.reference.gates import Gating
+
+InBlocks = BlockedMatrices | QuantisedMatrices
 
 
 def moe_experts(
@@ -33,7 +36,7 @@ def moe_experts(
     `hybridrt.kernels.reference.gates` has, with its `alpha` and `limit`. Summed in float32.
     """
     rest = (expert_ids, weights, gate_up_bias, down_bias, gating, alpha, limit)
-    if isinstance(gate_up, BlockedMatrices) and isinstance(down, BlockedMatrices):
+    if isinstance(gate_up, InBlocks) and isinstance(down, InBlocks) and reads_blocks(x, down):
         from hybridrt.kernels.cpu import blocked_moe, expert_gates
 
         gate = expert_gates.make_gate(gating, alpha, limit)
@@ -47,6 +50,13 @@ def reads_stacked(*matrices: Float[Tensor, "experts _ _"]) -> bool:
     """Whether a kernel of numba takes them as they are, and faster than oneDNN one by one."""
     fitting = all(part.shape[-1] % 32 == 0 and part.is_contiguous() for part in matrices)
     return fitting and numba_takes(*matrices)
+
+
+def reads_blocks(x: Float[Tensor, "tokens hidden"], down: InBlocks) -> bool:
+    """Whether a kernel of numba takes experts in blocks: all of them are whole."""
+    if isinstance(down, BlockedMatrices):
+        return True
+    return down.outputs % BLOCK == 0 == down.inputs % BLOCK and numba_takes(x)
 
 
 @torch_op(like_first)

@@ -1,7 +1,9 @@
 """The matrix product of a linear layer whose weight has 8 or 4 bits a number."""
 
+from collections.abc import Sequence
 from typing import Literal
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -53,13 +55,30 @@ class QuantisedWeight(nn.Module):
         return reference.dequantise_weight(self.values, self.scales, self.bits, self.outputs)
 
 
-class QuantisedMatrices(nn.ModuleList):
-    """The weights of several experts."""
+class QuantisedMatrices(nn.Module):
+    """The weights of several experts, all of one shape: what a `QuantisedWeight` has, of each."""
 
-    def __getitem__(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, index: int
-    ) -> QuantisedWeight:
-        return super().__getitem__(index)  # pyright: ignore[reportReturnType]
+    values: Tensor
+    scales: Tensor
+
+    def __init__(self, weights: Sequence[QuantisedWeight]) -> None:
+        super().__init__()
+        self.bits: Bits = weights[0].bits
+        self.outputs = weights[0].outputs
+        for name in ("values", "scales"):
+            stacked = torch.stack([getattr(weight, name) for weight in weights])
+            self.register_buffer(name, stacked, persistent=False)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, index: int) -> QuantisedWeight:
+        return QuantisedWeight(self.values[index], self.scales[index], self.bits, self.outputs)
+
+    @property
+    def inputs(self) -> int:
+        """Of every matrix."""
+        return self.scales.shape[2] * GROUP[self.bits]
 
 
 def can_quantise(weight: Float[Tensor, "outputs inputs"], bits: Bits) -> bool:

@@ -4,9 +4,8 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from hybridrt.kernels.backend import numba_takes
-from hybridrt.kernels.blocked_matrices import BlockedMatrices
 from hybridrt.kernels.linear import PackedMatrices
-from hybridrt.kernels.moe import reads_stacked
+from hybridrt.kernels.moe import InBlocks, reads_blocks, reads_stacked
 from hybridrt.kernels.op import like_first, torch_op
 from hybridrt.kernels.reference import relu2_moe as reference
 
@@ -22,7 +21,7 @@ def relu2_experts(
 
     Summed in float32.
     """
-    if isinstance(up, BlockedMatrices) and isinstance(down, BlockedMatrices):
+    if isinstance(up, InBlocks) and isinstance(down, InBlocks) and reads_blocks(x, down):
         from hybridrt.kernels.cpu import blocked_moe, expert_gates
 
         gate = expert_gates.Gate(expert_gates.SQUARED_RELU)

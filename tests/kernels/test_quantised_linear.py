@@ -126,9 +126,8 @@ def test_products_on_processors_that_multiply_pairs_and_others(bits: Bits, by_pa
     if bits == 4:
         begins -= TOO_MUCH * x.float().unflatten(1, (groups, -1)).sum(-1)
     of_weight = weight.values.data_ptr(), weight.scales.data_ptr(), groups, GROUP[bits]
-    run(
-        tokens, *of_weight, x.data_ptr(), 2 * inputs, begins.data_ptr(), 4 * groups, sums.data_ptr()
-    )
+    of_x = x.data_ptr(), 2 * inputs, begins.data_ptr(), 4 * groups
+    run(0, tokens, *of_weight, *of_x, sums.data_ptr())
     exact = 1 + x.double() @ _exact(weight).T
     assert (sums - exact).abs().max() <= 1e-5 * exact.abs().max()
 

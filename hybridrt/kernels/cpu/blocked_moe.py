@@ -1,8 +1,8 @@
 """The experts of a mixture in numba, whose matrices lie in blocks.
 
-A job is a block of values between the two products, or of outputs, of every token that has the
-expert. Dot products are summed in the same order whatever else is in the batch, and so are a
-token's experts.
+They are of bfloat16, or of 8 or 4 bits. A job is a block of values between the two products, or
+of outputs, of every token that has the expert. Dot products are summed in the same order whatever
+else is in the batch, and so are a token's experts.
 """
 
 from typing import no_type_check
@@ -16,18 +16,19 @@ from torch import Tensor
 from hybridrt.kernels.blocked_matrices import BlockedMatrices
 from hybridrt.kernels.cpu.bfloat16 import halves, narrow, singles
 from hybridrt.kernels.cpu.expert_gates import SQUARED_RELU, Gate, apply_gate
+from hybridrt.kernels.cpu.expert_products import begins_of, blocks_of, make_room, multiply_block
 from hybridrt.kernels.cpu.jit import inner, sharing_kernel
-from hybridrt.kernels.cpu.moe import SMALL, Matrices, Sizes, by_expert
+from hybridrt.kernels.cpu.moe import SMALL, Sizes, by_expert
 from hybridrt.kernels.cpu.packed_dot import OUTPUTS
-from hybridrt.kernels.cpu.packed_linear import add_products
+from hybridrt.kernels.quantised_linear import QuantisedMatrices
 
 LOT = 48  # assignments at once: their sums stay in an L1 cache
 
 
 def run_blocked_experts(
     x: BFloat16[Tensor, "tokens hidden"],
-    first: BlockedMatrices,
-    second: BlockedMatrices,
+    first: BlockedMatrices | QuantisedMatrices,
+    second: BlockedMatrices | QuantisedMatrices,
     expert_ids: Int64[Tensor, "tokens top_k"],
     weights: Float[Tensor, "tokens top_k"],
     first_bias: Float[Tensor, "experts rows"] | None,
@@ -43,13 +44,13 @@ def run_blocked_experts(
     sizes = Sizes(tokens, top_k, len(second), second.outputs, second.inputs)
     x, ids, weights = x.contiguous(), expert_ids.contiguous(), weights.float().contiguous()
     biases = [None if b is None else b.float().contiguous() for b in (first_bias, second_bias)]
-    matrices = Matrices.of(first.blocks, second.blocks, *biases)
     given = torch.empty(ids.numel(), sizes.hidden, dtype=x.dtype)
     values = torch.empty(ids.numel(), sizes.inner, dtype=x.dtype)
     out = torch.empty_like(x)
     products = values.numel() * sizes.hidden
     known = _run(
-        *(x.data_ptr(), ids.data_ptr(), weights.data_ptr(), matrices, gate, sizes),
+        *(x.data_ptr(), ids.data_ptr(), weights.data_ptr()),
+        *(blocks_of(first, biases[0]), blocks_of(second, biases[1]), gate, sizes),
         *(given.data_ptr(), values.data_ptr(), out.data_ptr()),
         numba.get_num_threads() if products > SMALL else 1,
     )
@@ -70,30 +71,6 @@ def _gather(x, order, sizes, given):  # pragma: no cover  (compiled, as all belo
 
 @inner
 @no_type_check
-def _add_bias(sums, count, bias, place):  # pragma: no cover
-    if bias != 0:
-        added = singles(bias + 4 * place, OUTPUTS)
-        for t in range(count):
-            for i in range(OUTPUTS):
-                sums[t, i] += added[i]
-
-
-@inner
-@no_type_check
-def _products(matrix, bias, number, vectors, size, count, sums, following):  # pragma: no cover
-    """Those of a block, by its number among those of all experts, with `count` vectors.
-
-    `following` is the number of the block that is needed next.
-    """
-    sums[:count] = 0
-    block_bytes, of_sums = 2 * OUTPUTS * size, sums.ctypes.data
-    block, next_block = matrix + block_bytes * number, matrix + block_bytes * following
-    add_products(block, vectors, 2 * size, size // 2, of_sums, count, next_block)
-    _add_bias(sums, count, bias, OUTPUTS * number)
-
-
-@inner
-@no_type_check
 def _block_of_values(gate, jobs, e, n):  # pragma: no cover
     """The number of the first matrix's block for the n-th values of expert e, a gate's if any."""
     if gate.kind == SQUARED_RELU:
@@ -104,39 +81,43 @@ def _block_of_values(gate, jobs, e, n):  # pragma: no cover
 @inner
 @no_type_check
 def _gate_block(
-    n, block, following, a, count, given, matrices, gate, sizes, one, other, values
+    n, block, following, a, count, given, begins, first, gate, sizes, sums, room, values
 ):  # fmt: skip  # pragma: no cover
     """The n-th values of `count` assignments from the a-th on, of one expert.
 
     `block` and `following` are the blocks for them, and for what comes next.
     """
-    jobs, vectors = sizes.inner // OUTPUTS, given + 2 * a * sizes.hidden
-    matrix, bias, size = matrices.first, matrices.first_bias, sizes.hidden
-    if gate.kind == SQUARED_RELU:
-        _products(matrix, bias, block, vectors, size, count, other, following)
-    else:
-        up = block + (1 if gate.by_turns else jobs)
-        _products(matrix, bias, block, vectors, size, count, one, up)
-        _products(matrix, bias, up, vectors, size, count, other, following)
+    up = block
+    if gate.kind != SQUARED_RELU:
+        up += 1 if gate.by_turns else sizes.inner // OUTPUTS
+    # One call in one place: the compiler would write its products out for each.
+    for part in range(0 if up > block else 1, 2):
+        number, then = (block, up) if part == 0 else (up, following)
+        multiply_block(
+            first, number, given, begins, a, sizes.hidden, count, sums[part], room, then
+        )  # fmt: skip
     parts = np.empty((2, OUTPUTS), np.float32)
     half = OUTPUTS // 2
     for t in range(count):
         if gate.by_turns:
             for i in range(half):
-                parts[0, i], parts[1, i] = one[t, 2 * i], one[t, 2 * i + 1]
-                parts[0, half + i], parts[1, half + i] = other[t, 2 * i], other[t, 2 * i + 1]
+                for part in range(2):
+                    parts[0, half * part + i] = sums[part, t, 2 * i]
+                    parts[1, half * part + i] = sums[part, t, 2 * i + 1]
         else:
-            parts[0], parts[1] = one[t], other[t]
+            parts[0], parts[1] = sums[0, t], sums[1, t]
         out = halves(values + 2 * ((a + t) * sizes.inner + n * OUTPUTS), OUTPUTS)
         apply_gate(gate, parts[0], parts[1], OUTPUTS, out)
 
 
 @inner
 @no_type_check
-def _first(worker, workers, given, matrices, gate, starts, sizes, values):  # pragma: no cover
+def _first(
+    worker, workers, given, begins, first, gate, starts, sizes, values
+):  # fmt: skip  # pragma: no cover
     """A worker's blocks of the values between the two products."""
-    one, other = np.zeros((LOT, OUTPUTS), np.float32), np.zeros((LOT, OUTPUTS), np.float32)
-    jobs = sizes.inner // OUTPUTS
+    sums = np.zeros((2, LOT, OUTPUTS), np.float32)
+    jobs, room = sizes.inner // OUTPUTS, make_room(first)
     for e in range(sizes.experts):
         if starts[e] == starts[e + 1]:
             continue
@@ -150,14 +131,15 @@ def _first(worker, workers, given, matrices, gate, starts, sizes, values):  # pr
                 count = min(LOT, starts[e + 1] - a)
                 following = block if a + count < starts[e + 1] else next_block
                 _gate_block(
-                    n, block, following, a, count, given, matrices, gate, sizes, one, other, values
+                    n, block, following, a, count, given, begins, first, gate, sizes, sums, room,
+                    values
                 )  # fmt: skip
 
 
 @inner
 @no_type_check
 def _second(
-    worker, workers, values, matrices, weights, order, starts, sizes, out
+    worker, workers, values, begins, second, weights, order, starts, sizes, out
 ):  # fmt: skip  # pragma: no cover
     """A worker's blocks of the tokens' outputs: those of all experts, by weight."""
     sums, total = (
@@ -165,15 +147,16 @@ def _second(
         np.empty((sizes.tokens, OUTPUTS), np.float32),
     )
     by_weight, jobs = singles(weights, len(order)), sizes.hidden // OUTPUTS
-    matrix, bias, size = matrices.second, matrices.second_bias, sizes.inner
+    room = make_room(second)
     for n in range(worker, jobs, workers):
         total[:] = 0
         for e in range(sizes.experts):
             for a in range(starts[e], starts[e + 1], LOT):
-                count = min(LOT, starts[e + 1] - a)
-                block, vectors = e * jobs + n, values + 2 * a * size
+                count, block = min(LOT, starts[e + 1] - a), e * jobs + n
                 following = block if a + count < starts[e + 1] else block + jobs
-                _products(matrix, bias, block, vectors, size, count, sums, following)
+                multiply_block(
+                    second, block, values, begins, a, sizes.inner, count, sums, room, following
+                )  # fmt: skip
                 for t in range(count):
                     weight, token = by_weight[order[a + t]], order[a + t] // sizes.top_k
                     for i in range(OUTPUTS):
@@ -186,20 +169,28 @@ def _second(
 
 @sharing_kernel
 @no_type_check
-def _run(x, ids, weights, matrices, gate, sizes, given, values, out, threads):  # pragma: no cover
+def _run(
+    x, ids, weights, first, second, gate, sizes, given, values, out, threads
+):  # fmt: skip  # pragma: no cover
     """Whether all experts are known; if not, nothing is computed."""
     order, starts = by_expert(ids, sizes)
-    if len(order) < sizes.tokens * sizes.top_k:
+    count = len(order)
+    if count < sizes.tokens * sizes.top_k:
         return False
     _gather(x, order, sizes, given)
+    begins = begins_of(first, given, sizes.hidden, count)
     if threads == 1:
-        _first(0, 1, given, matrices, gate, starts, sizes, values)
-        _second(0, 1, values, matrices, weights, order, starts, sizes, out)
-        return True
-    for worker in numba.prange(threads):
-        _first(np.int64(worker), threads, given, matrices, gate, starts, sizes, values)
-    for worker in numba.prange(threads):
-        _second(
-            np.int64(worker), threads, values, matrices, weights, order, starts, sizes, out
-        )  # fmt: skip
+        _first(0, 1, given, begins, first, gate, starts, sizes, values)
+    else:
+        for worker in numba.prange(threads):
+            _first(np.int64(worker), threads, given, begins, first, gate, starts, sizes, values)
+    begins = begins_of(second, values, sizes.inner, count)
+    if threads == 1:
+        _second(0, 1, values, begins, second, weights, order, starts, sizes, out)
+    else:
+        for worker in numba.prange(threads):
+            _second(
+                np.int64(worker), threads, values, begins, second, weights, order, starts, sizes,
+                out
+            )  # fmt: skip
     return True

@@ -32,24 +32,29 @@ _HALVES = ir.VectorType(_HALF, 2 * LANES)
 
 @no_type_check
 def make_group_dot(bits: int, by_pairs: bool = MULTIPLIES_PAIRS) -> Callable[..., Any]:
-    """A function `(count, values, scales, groups, group, x, x_bytes, begins, begin_bytes, sums)`.
+    """A function `(ahead, count, values, scales, groups, group, x, x_bytes, begins, begin_bytes,
+    sums)`.
 
     All are addresses or numbers: of the values and scales of a block, of its groups and of inputs
     in one, of the first of 1 to `MOST_VECTORS` vectors, and of `float32[count, BLOCK]`, to which
-    it adds; `begins`, a float32 for each group of each vector, is what its sums begin with. With
-    16 bits values have been widened.
+    it adds; `begins`, a float32 for each group of each vector, is what its sums begin with. It
+    begins to read what lies `ahead` bytes behind the values that it multiplies. With 16 bits
+    values have been widened.
     """
 
     @intrinsic
-    def dot(context, count, values, scales, groups, group, x, x_bytes, begins, begin_bytes, sums):
+    def dot(
+        context, ahead, count, values, scales, groups, group, x, x_bytes, begins, begin_bytes, sums
+    ):
         def code(context, builder, signature, args):
-            count, *of_weight, group = args[:5]
+            ahead, count, *of_weight, group = args[:6]
             for number in range(1, MOST_VECTORS + 1):
                 with builder.if_then(builder.icmp_signed("==", count, _LONG(number))):
-                    _Group(builder, bits, group, by_pairs).multiply(number, *of_weight, *args[5:])
+                    own = _Group(builder, bits, group, ahead, by_pairs)
+                    own.multiply(number, *of_weight, *args[6:])
             return context.get_dummy_value()
 
-        return types.none(*[types.int64] * 10), code
+        return types.none(*[types.int64] * 11), code
 
     return dot
 
@@ -64,7 +69,7 @@ def make_group_widen(bits: int) -> Callable[..., Any]:
     @intrinsic
     def widen(typing_context, values, inputs, block):
         def code(context, builder, signature, args):
-            _Group(builder, bits, args[1]).widen(args[0], args[2])
+            _Group(builder, bits, args[1], _LONG(AHEAD)).widen(args[0], args[2])
             return context.get_dummy_value()
 
         return types.none(*[types.int64] * 3), code
@@ -76,8 +81,9 @@ def make_group_widen(bits: int) -> Callable[..., Any]:
 class _Group:
     """Writes the instructions for a group of a block's inputs."""
 
-    def __init__(self, builder, bits, group, by_pairs=MULTIPLIES_PAIRS):
+    def __init__(self, builder, bits, group, ahead, by_pairs=MULTIPLIES_PAIRS):
         self.builder, self.bits, self.group, self.by_pairs = builder, bits, group, by_pairs
+        self.ahead = ahead
         self.pairs = 4 if bits == 4 else 1  # at a time, of what is loaded at once
 
     def multiply(self, count, values, scales, groups, x, x_bytes, begins, begin_bytes, sums):
@@ -123,7 +129,8 @@ class _Group:
         if self.bits != 16:  # those come from memory
             size = 2 * self.pairs * BLOCK * self.bits // 8
             for line in range(0, size, LINE):
-                begin_to_read(b, b.add(values, b.add(self._times(step, size), _LONG(AHEAD + line))))
+                place = b.add(b.add(values, self.ahead), self._times(step, size))
+                begin_to_read(b, b.add(place, _LONG(line)))
         for r in range(REGISTERS):
             if self.bits == 8:
                 at = b.add(self._times(step, 2 * BLOCK), _LONG(2 * LANES * r))

@@ -14,13 +14,14 @@ from torch import Tensor
 
 from hybridrt.kernels.blocked_matrices import BLOCK
 from hybridrt.kernels.cpu.bfloat16 import halves, narrow, singles, widen
-from hybridrt.kernels.cpu.jit import inner, kernel, parallel_kernel
+from hybridrt.kernels.cpu.jit import inner, inner_fast, kernel, parallel_kernel
 from hybridrt.kernels.cpu.packed_dot import MOST_VECTORS
-from hybridrt.kernels.cpu.quantised_dot import TOO_MUCH, make_group_dot, make_group_widen
+from hybridrt.kernels.cpu.quantised_dot import AHEAD, TOO_MUCH, make_group_dot, make_group_widen
 
 FEW = 2 * MOST_VECTORS  # tokens for which weights are widened again with every turn of them
 TOKENS = 128  # at a time: their sums stay in the second cache
-TOGETHER = 128  # inputs that are widened at once: 16 KiB of them
+TOGETHER = 128  # inputs that are widened at once
+WIDENED = TOGETHER // 2 * BLOCK  # pairs that they are, of all outputs: 16 KiB
 
 _dot_8, _dot_4, _dot_wide = make_group_dot(8), make_group_dot(4), make_group_dot(16)
 _widen_8, _widen_4 = make_group_widen(8), make_group_widen(4)
@@ -37,8 +38,7 @@ def quantised_linear(
     (tokens, inputs), groups = x.shape, scales.shape[1]
     x, out = x.contiguous(), torch.empty(tokens, outputs, dtype=x.dtype)
     begins = torch.empty(tokens, groups, dtype=torch.float32)
-    too_much = TOO_MUCH if bits == 4 else 0
-    _begin(x.data_ptr(), begins.data_ptr(), tokens * groups, inputs // groups, too_much)
+    _begin(x.data_ptr(), begins.data_ptr(), tokens * groups, inputs // groups, bits)
     of_weight = values.data_ptr(), scales.data_ptr()
     places = x.data_ptr(), *of_weight, begins.data_ptr(), out.data_ptr()
     if tokens:
@@ -46,23 +46,29 @@ def quantised_linear(
     return out
 
 
-@kernel
+@inner_fast
 @no_type_check
-def _begin(x, begins, count, group, too_much):  # pragma: no cover  (compiled, as all below)
-    """What each group's sums begin with, so that what weights are `too_much` goes away."""
+def sum_groups(x, begins, count, group, bits):  # pragma: no cover  (compiled, as all below)
+    """What the sums of so many groups begin with, so that what weights are too much goes away."""
     found = singles(begins, count)
     for g in range(count):
         found[g] = 0
-    for g in range(count if too_much else 0):
+    for g in range(count if bits == 4 else 0):
         given, total = halves(x + 2 * g * group, group), np.float32(0)
         for i in range(group):
             total += widen(given[i])
-        found[g] = -np.float32(too_much) * total
+        found[g] = -np.float32(TOO_MUCH) * total
+
+
+@kernel
+@no_type_check
+def _begin(x, begins, count, group, bits):  # pragma: no cover
+    sum_groups(x, begins, count, group, bits)
 
 
 @inner
 @no_type_check
-def _in_turns(bits, values, scales, some, x, begins, totals, tokens, inputs, groups):
+def _in_turns(ahead, bits, values, scales, some, x, begins, totals, tokens, inputs, groups):
     # pragma: no cover
     """Adds products of some of all `groups`, a few tokens at a time."""
     group, turns, first = inputs // groups, (tokens + MOST_VECTORS - 1) // MOST_VECTORS, 0
@@ -71,30 +77,50 @@ def _in_turns(bits, values, scales, some, x, begins, totals, tokens, inputs, gro
         given, into, count = x + 2 * inputs * first, totals + 4 * BLOCK * first, end - first
         start, steps, step = begins + 4 * groups * first, 2 * inputs, 4 * groups
         if bits == 8:
-            _dot_8(count, values, scales, some, group, given, steps, start, step, into)
+            _dot_8(ahead, count, values, scales, some, group, given, steps, start, step, into)
         elif bits == 4:
-            _dot_4(count, values, scales, some, group, given, steps, start, step, into)
+            _dot_4(ahead, count, values, scales, some, group, given, steps, start, step, into)
         else:
-            _dot_wide(count, values, scales, some, group, given, steps, start, step, into)
+            _dot_wide(0, count, values, scales, some, group, given, steps, start, step, into)
         first = end
 
 
 @inner
 @no_type_check
-def _in_cache(bits, values, scales, block, x, begins, totals, tokens, inputs, groups):
-    # pragma: no cover
-    """The same with groups that are widened before."""
-    group, wide = inputs // groups, block.ctypes.data
-    together = TOGETHER // group
-    for g in range(0, groups, together):
-        some = min(together, groups - g)
-        own = values + g * group * BLOCK * bits // 8
-        if bits == 8:
-            _widen_8(own, some * group, wide)
+def add_quantised(
+    bits, values, scales, block, x, begins, totals, tokens, inputs, groups, following
+):  # fmt: skip  # pragma: no cover
+    """Adds products of a block with some tokens to `totals: float32[tokens, BLOCK]`.
+
+    For many tokens groups are widened before, in `block`, which has room for `WIDENED` pairs.
+    `following` is the address of the block that is needed next.
+    """
+    group = inputs // groups
+    of_group, many = group * BLOCK * bits // 8, tokens > FEW
+    # The last groups begin to read another block than that behind them.
+    others = 0 if following == values + of_group * groups else AHEAD // of_group
+    before = max(0, groups - others)
+    g = 0
+    while g < groups:
+        own, some = values + of_group * g, groups - g
+        ahead, own_bits = AHEAD, bits
+        if many:
+            some = min(TOGETHER // group, some)
+            if bits == 8:
+                _widen_8(own, some * group, block.ctypes.data)
+            else:
+                _widen_4(own, some * group, block.ctypes.data)
+            own, own_bits = block.ctypes.data, 16
+        elif g < before:
+            some = before
         else:
-            _widen_4(own, some * group, wide)
-        scale, given, start = scales + 2 * BLOCK * g, x + 2 * g * group, begins + 4 * g
-        _in_turns(16, wide, scale, some, given, start, totals, tokens, inputs, groups)
+            ahead = following - own
+        # One call in one place: the compiler would write its products out for each.
+        _in_turns(
+            ahead, own_bits, own, scales + 2 * BLOCK * g, some, x + 2 * g * group, begins + 4 * g,
+            totals, tokens, inputs, groups
+        )  # fmt: skip
+        g += some
 
 
 @parallel_kernel
@@ -102,23 +128,20 @@ def _in_cache(bits, values, scales, block, x, begins, totals, tokens, inputs, gr
 def _multiply(x, values, scales, begins, out, tokens, outputs, inputs, groups, bits):
     # pragma: no cover
     for n in numba.prange((outputs + BLOCK - 1) // BLOCK):
-        own = values + np.int64(n) * (inputs * BLOCK * bits // 8)
+        of_block = inputs * BLOCK * bits // 8
+        own = values + np.int64(n) * of_block
         scale = scales + np.int64(n) * (2 * BLOCK * groups)
-        block = np.empty(TOGETHER // 2 * BLOCK if tokens > FEW else 0, np.uint32)
+        block = np.empty(WIDENED if tokens > FEW else 0, np.uint32)
         totals = np.empty(min(tokens, TOKENS) * BLOCK, np.float32)
         lots = (tokens + TOKENS - 1) // TOKENS
         for lot in range(lots):
             first, end = tokens * lot // lots, tokens * (lot + 1) // lots
             given, begin, into = x + 2 * first * inputs, begins + 4 * first * groups, totals.ctypes
             totals[:] = 0
-            if tokens > FEW:
-                _in_cache(
-                    bits, own, scale, block, given, begin, into.data, end - first, inputs, groups
-                )
-            else:
-                _in_turns(
-                    bits, own, scale, groups, given, begin, into.data, end - first, inputs, groups
-                )
+            add_quantised(
+                bits, own, scale, block, given, begin, into.data, end - first, inputs, groups,
+                own + of_block
+            )  # fmt: skip
             size = min(BLOCK, outputs - n * BLOCK)
             for t in range(end - first):
                 result = halves(out + 2 * ((first + t) * outputs + n * BLOCK), size)
