@@ -1,6 +1,6 @@
 """What weights of 8 and 4 bits gain: steps of one model beside its bfloat16 self, in turns.
 
-    python benchmarks/quantisation.py [--models llama bamba] [--repeats 7]
+    python benchmarks/quantisation.py [--models llama bamba deepseek_v2 qwen3_next] [--repeats 7]
 
 Prints Markdown: milliseconds between tokens at several batches, and to the first token of a prompt,
 with the ratio to bfloat16. Errors of the demo's answers are measured by training/evaluate.py:
@@ -75,7 +75,8 @@ def _cells(seconds: dict[str, float], floors: dict[str, float]) -> list[str]:
 def main(arguments: Sequence[str]) -> None:
     """Reads the command line, prints the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--models", nargs="+", default=["llama", "bamba"], choices=list(MODELS))
+    known = ["llama", "bamba", "deepseek_v2", "qwen3_next"]
+    parser.add_argument("--models", nargs="+", default=known, choices=list(MODELS))
     parser.add_argument("--repeats", type=int, default=7)
     options = parser.parse_args(arguments)
     limits = measure_limits(torch.device("cpu"), torch.bfloat16)

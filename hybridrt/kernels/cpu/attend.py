@@ -29,7 +29,7 @@ from hybridrt.kernels.cpu.vectors import LANES, pointer
 
 PIECE = 512  # tokens at most: to join a piece costs what a few tokens do
 HEADS = 16  # query heads at once: of more, threads can share a short sequence
-SHARE = 1_000_000  # products that are worth a thread: 10 us
+SHARE = 400_000  # products that are worth a thread: 20 us with cold caches
 
 
 class Sizes(NamedTuple):
