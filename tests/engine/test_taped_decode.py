@@ -13,16 +13,11 @@ from hybridrt.engine.module_changes import ModuleParts
 from hybridrt.engine.taped_decode import TapedDecode
 from hybridrt.kernels.op import observed_calls
 from tests.engine.small import small_llm
-from tests.harness.engines import open_llm
+from tests.harness.engines import RECORDED, open_llm
 from tests.models.test_invariances import ROWS
 from tests.oracle import BY_NAME
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True, logprobs=2)
-RECORDED = [
-    "llama-grouped-heads",
-    "bamba-two-groups",
-    "hybrid_stack-every-kind-of-cache",
-]
 UNREADABLE = {"Tensor.tolist", "Tensor.numpy", "reads what is for kernels alone"}
 """Why some steps are not recorded: plain torch asks which experts there are, or how long rows."""
 
@@ -45,7 +40,8 @@ def outputs(llm: LLM, name: str) -> list[Any]:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ROWS)
 def test_every_model(name: str, dtype: str) -> None:
-    llm = open_llm(name, dtype=dtype, page_size=4, cache_memory="4MiB", enable_prefix_caching=False)
+    options = {"page_size": 4, "cache_memory": "4MiB", "enable_prefix_caching": False}
+    llm = open_llm(name, dtype=dtype, record_decode=True, **options)
     found, made = outputs(llm, name), tapes(llm)
     assert made.num_calls if made.flaw is None else any(why in made.flaw for why in UNREADABLE)
     llm.engine._runner.static_decode = None

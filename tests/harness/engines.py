@@ -34,6 +34,17 @@ class Job:
     expected: RequestOutput
 
 
+RECORDED = (
+    "llama-grouped-heads",
+    "bamba-two-groups",
+    "hybrid_stack-every-kind-of-cache",
+)
+"""Rows whose decode steps are recorded where nobody says more: recording is half of a short run.
+
+For every row tests/engine/test_taped_decode.py compares recorded steps with others.
+"""
+
+
 def open_llm(name: str, **options: Any) -> LLM:
     """The checkpoint of that row, in float32, with freed pages poisoned."""
     choices: dict[str, Any] = {
@@ -42,6 +53,7 @@ def open_llm(name: str, **options: Any) -> LLM:
         "max_model_len": LONGEST,
         "cache_memory": "2MiB",
         "poison_freed_pages": True,
+        "record_decode": name in RECORDED,
         **options,
     }
     return LLM(str(tiny_checkpoint(name)), **choices)

@@ -33,7 +33,7 @@ ELSEWHERE: dict[str, str] = {
     "whoever calls the engine": """
         Engine.step Engine.add_request Engine.run_held Engine.stats Engine.abort
         Engine.export_request Engine.import_request Engine.max_model_len Engine.has_unfinished
-        Engine.repairing Engine.num_running Engine.num_waiting Engine.has_request
+        Engine.repairing Engine.in_a_row Engine.num_running Engine.num_waiting Engine.has_request
         Engine._begin_with_token
         Engine._seed Engine._sequence Engine._check Runner.sample_from sampler.derive_seed
         sampler._mix_one
