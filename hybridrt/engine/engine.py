@@ -201,7 +201,7 @@ class Engine:
 
     @contextmanager
     def in_a_row(self) -> Iterator[None]:
-        """Steps inside, between which nobody else's code runs: each needs some 0.3 ms less.
+        """For steps between which nobody else's code runs.
 
         So nothing replaces a part of the model, and one look at all of them serves many steps.
         """

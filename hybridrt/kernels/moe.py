@@ -14,6 +14,7 @@ from hybridrt.kernels.reference import moe as reference
 from hybridrt.kernels.reference.gates import Gating
 
 InBlocks = BlockedMatrices | QuantisedMatrices
+"""Matrices of experts that one kernel of numba reads, if all blocks are whole."""
 
 
 def moe_experts(

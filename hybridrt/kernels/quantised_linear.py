@@ -1,9 +1,7 @@
 """The matrix product of a linear layer whose weight has 8 or 4 bits a number."""
 
-from collections.abc import Sequence
 from typing import Literal
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -56,18 +54,21 @@ class QuantisedWeight(nn.Module):
 
 
 class QuantisedMatrices(nn.Module):
-    """The weights of several experts, all of one shape: what a `QuantisedWeight` has, of each."""
+    """Stacked matrices, rounded: what a `QuantisedWeight` has, of each."""
 
     values: Tensor
     scales: Tensor
 
-    def __init__(self, weights: Sequence[QuantisedWeight]) -> None:
+    def __init__(self, stacked: Float[Tensor, "experts outputs inputs"], bits: Bits) -> None:
         super().__init__()
-        self.bits: Bits = weights[0].bits
-        self.outputs = weights[0].outputs
-        for name in ("values", "scales"):
-            stacked = torch.stack([getattr(weight, name) for weight in weights])
-            self.register_buffer(name, stacked, persistent=False)
+        self.bits: Bits = bits
+        self.outputs = stacked.shape[1]
+        for index, matrix in enumerate(stacked):  # one by one, as rounding takes memory
+            one = quantise_weight(matrix, bits)
+            if index == 0:
+                for name, part in (("values", one.values), ("scales", one.scales)):
+                    self.register_buffer(name, part.new_empty(len(stacked), *part.shape), False)
+            self.values[index], self.scales[index] = one.values, one.scales
 
     def __len__(self) -> int:
         return len(self.values)

@@ -15,7 +15,6 @@ from hybridrt.kernels.quantised_linear import (
     Bits,
     QuantisedMatrices,
     can_quantise,
-    quantise_weight,
 )
 from hybridrt.kernels.reference.route import Routing
 from hybridrt.kernels.route import route
@@ -133,7 +132,7 @@ class Experts(nn.Module):
         for name, stacked in stacks.items():
             if bits is not None and can_quantise(stacked[0], bits):
                 delattr(self, name)
-                setattr(self, name, QuantisedMatrices([quantise_weight(m, bits) for m in stacked]))
+                setattr(self, name, QuantisedMatrices(stacked, bits))
                 continue
             matrices = [pack_weight(matrix) for matrix in stacked]
             if matrices[0].is_mkldnn:

@@ -24,6 +24,7 @@ def load_transformers(model: str, dtype: torch.dtype, device: torch.device) -> "
     from transformers import AutoModelForCausalLM
 
     try:
+        # Our own side has downloaded what isn't here: a name that is no model asks no network.
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             model, dtype=dtype, local_files_only=True
         )

@@ -3,6 +3,7 @@
 import pytest
 
 from hybridrt import LLM, SamplingParams
+from hybridrt.cli.demo import _Seconds
 from hybridrt.cli.usage import in_use, most_in_use
 
 from .conftest import DEMO
@@ -17,6 +18,14 @@ def test_answers_questions_of_every_kind(run):
         assert prompt["right"] == (prompt["answer"] == prompt["expected"])
         assert f"{prompt['prompt'][-4:-1]}={prompt['expected']}\n" in prompt["prompt"]
     assert data["right"] == sum(prompt["right"] for prompt in data["prompts"])
+    assert 0 <= data["compile_seconds"] < data["seconds"]
+
+
+def test_says_how_long_it_compiled_apart_from_answering(run, monkeypatch):
+    seconds = _Seconds(total=41.5, compiling=39.0)
+    monkeypatch.setattr("hybridrt.cli.demo._Seconds", lambda **_: seconds)
+    out = " ".join(run("demo").out.split())
+    assert "prompt tokens, in 2.5 s." in out and "compiled for 39 s. They are kept." in out
 
 
 def test_reports_the_pages_that_its_requests_took(run):

@@ -5,40 +5,21 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from hybridrt.introspection.readable import layouts_of
 from hybridrt.kernels.blocked_matrices import BlockedMatrices, can_block
 from hybridrt.kernels.moe import moe_experts
 from hybridrt.kernels.reference.gates import Gating
-from hybridrt.kernels.reference.moe import moe_experts as definition
 from hybridrt.kernels.reference.relu2_moe import relu2_experts as definition_of_relu2
 from hybridrt.kernels.relu2_moe import relu2_experts
 from hybridrt.layers.moe import Experts, MoEConfig
 from tests.harness.properties import bounded
 from tests.harness.tolerance import assert_right
 
+from .expert_parts import GATES, assert_is_the_definition, make_biases, make_parts
+
 SQUARE = torch.zeros(1, 64, 64).bfloat16()
 blocks = pytest.mark.skipif(not can_block(SQUARE), reason="no AVX512-BF16 on this processor")
-
-GATES: list[Gating] = [
-    *("silu", "gelu", "gelu_pytorch_tanh", "silu by turns", "bent by turns"),
-    *("clamped", "clamped halves", "limited"),
-]
-
-
-def make_parts(
-    seed: int, tokens: int, experts: int, top_k: int, hidden: int, inner: int
-) -> tuple[Tensor, ...]:
-    """x, gate_up, down, the ids of experts and their weights."""
-    draw = torch.Generator().manual_seed(seed)
-    shapes = [(tokens, hidden), (experts, 2 * inner, hidden), (experts, hidden, inner)]
-    x, gate_up, down = (
-        torch.randn(shape, generator=draw).mul_(2 * shape[-1] ** -0.5).bfloat16()
-        for shape in shapes
-    )
-    ids = torch.stack([torch.randperm(experts, generator=draw)[:top_k] for _ in range(tokens)])
-    return x, gate_up, down, ids, torch.rand(tokens, top_k, generator=draw)
 
 
 @blocks
@@ -64,17 +45,10 @@ def test_is_the_definition(
     data: st.DataObject,
 ) -> None:
     top_k = data.draw(st.integers(1, experts))
-    x, gate_up, down, ids, weights = make_parts(seed, tokens, experts, top_k, hidden, inner)
-    biases = [torch.randn(experts, size).bfloat16() for size in (2 * inner, hidden)]
-
-    def result(x: Tensor, gate_up: Tensor, down: Tensor, *biases: Tensor) -> Tensor:
-        of_gate_up, of_down = biases if biased else (None, None)
-        return definition(x, gate_up, down, ids, weights, of_gate_up, of_down, gating, 1.3, 0.8)
-
-    blocked = [BlockedMatrices(part) for part in (gate_up, down)]
-    rest = (*(biases if biased else (None, None)), gating, 1.3, 0.8)
-    out = moe_experts(x, *blocked, ids, weights, *rest)
-    assert_right(out, result, x, gate_up, down, *biases)
+    x, *stacks, ids, weights = make_parts(seed, tokens, experts, top_k, hidden, inner)
+    biases = make_biases(*stacks) if biased else []
+    blocked = [BlockedMatrices(part) for part in stacks]
+    assert_is_the_definition(x, blocked, stacks, ids, weights, biases, gating)
 
 
 @blocks

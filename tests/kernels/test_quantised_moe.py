@@ -17,13 +17,9 @@ from hybridrt.kernels.relu2_moe import relu2_experts
 from tests.harness.properties import bounded
 from tests.harness.tolerance import assert_right
 
-from .test_blocked_moe import GATES, make_parts
+from .expert_parts import GATES, assert_is_the_definition, make_biases, make_parts
 
 BITS: tuple[Bits, ...] = (8, 4)
-
-
-def quantised(stacked: Tensor, bits: Bits) -> QuantisedMatrices:
-    return QuantisedMatrices([quantise_weight(matrix, bits) for matrix in stacked])
 
 
 def exact(matrices: QuantisedMatrices) -> Tensor:
@@ -61,24 +57,18 @@ def test_is_the_definition(
 ) -> None:
     top_k, unit = data.draw(st.integers(1, experts)), max(64, GROUP[bits])
     x, *stacks, ids, weights = make_parts(seed, tokens, experts, top_k, hidden * unit, inner * unit)
-    biases = [torch.randn(len(part), part.shape[1]).bfloat16() for part in stacks]
-    first, second = (quantised(part, bits) for part in stacks)
-    assert reads_blocks(x, second)
-    rest = (*(biases if biased else (None, None)), gating, 1.3, 0.8)
-    out = moe_experts(x, first, second, ids, weights, *rest)
-
-    def result(x: Tensor, gate_up: Tensor, down: Tensor, *biases: Tensor) -> Tensor:
-        of_gate_up, of_down = biases if biased else (None, None)
-        return definition(x, gate_up, down, ids, weights, of_gate_up, of_down, gating, 1.3, 0.8)
-
-    assert_right(out, result, x, exact(first), exact(second), *biases)
+    biases = make_biases(*stacks) if biased else []
+    matrices = [QuantisedMatrices(part, bits) for part in stacks]
+    assert reads_blocks(x, matrices[1])
+    plain = [exact(part) for part in matrices]
+    assert_is_the_definition(x, matrices, plain, ids, weights, biases, gating)
 
 
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("tokens", [1, 5, 80])
 def test_without_gates_too(tokens: int, bits: Bits) -> None:
     x, gate_up, down, ids, weights = make_parts(0, tokens, 4, 2, 256, 128)
-    up, down = quantised(gate_up[:, :128], bits), quantised(down, bits)
+    up, down = QuantisedMatrices(gate_up[:, :128], bits), QuantisedMatrices(down, bits)
     out = relu2_experts(x, up, down, ids, weights)
     matrices = exact(up), exact(down)
     assert_right(out, lambda *parts: definition_of_relu2(*parts, ids, weights), x, *matrices)
@@ -87,7 +77,7 @@ def test_without_gates_too(tokens: int, bits: Bits) -> None:
 @pytest.mark.parametrize("bits", BITS)
 def test_a_token_gets_the_same_bits_beside_others_and_on_any_threads(bits: Bits) -> None:
     x, *stacks, ids, weights = make_parts(1, 60, 5, 3, 384, 256)
-    matrices = [quantised(part, bits) for part in stacks]
+    matrices = [QuantisedMatrices(part, bits) for part in stacks]
     together = moe_experts(x, *matrices, ids, weights)
     for t in range(len(x)):
         token = slice(t, t + 1)
@@ -103,7 +93,7 @@ def test_a_token_gets_the_same_bits_beside_others_and_on_any_threads(bits: Bits)
 @pytest.mark.parametrize("wrong", [-1, 4])
 def test_an_expert_that_is_not_there_is_an_error(wrong: int) -> None:
     x, *stacks, _, _ = make_parts(0, 2, 4, 2, 64, 64)
-    matrices = [quantised(part, 4) for part in stacks]
+    matrices = [QuantisedMatrices(part, 4) for part in stacks]
     with pytest.raises(IndexError, match=r"expert ids should be 0 \.\. 3"):
         moe_experts(x, *matrices, torch.tensor([[0, 1], [2, wrong]]), torch.ones(2, 2))
 
@@ -111,7 +101,7 @@ def test_an_expert_that_is_not_there_is_an_error(wrong: int) -> None:
 @pytest.mark.parametrize(("hidden", "inner"), [(64, 96), (96, 64)])
 def test_parts_of_blocks_are_multiplied_one_by_one(hidden: int, inner: int) -> None:
     x, *stacks, ids, weights = make_parts(2, 9, 4, 2, hidden, inner)
-    first, second = (quantised(part, 4) for part in stacks)
+    first, second = (QuantisedMatrices(part, 4) for part in stacks)
     assert not reads_blocks(x, second)
     out = moe_experts(x, first, second, ids, weights)
     matrices = exact(first), exact(second)
@@ -122,7 +112,7 @@ def test_parts_of_blocks_are_multiplied_one_by_one(hidden: int, inner: int) -> N
 def test_each_is_the_weight_that_was_quantised(bits: Bits) -> None:
     _, gate_up, *_ = make_parts(3, 1, 3, 1, 128, 96)
     weights = [quantise_weight(matrix, bits) for matrix in gate_up]
-    matrices = QuantisedMatrices(weights)
+    matrices = QuantisedMatrices(gate_up, bits)
     assert len(matrices) == 3 and (matrices.outputs, matrices.inputs) == (192, 128)
     for one, weight in zip(matrices, weights, strict=True):
         assert torch.equal(one.dequantised(), weight.dequantised())
