@@ -40,19 +40,19 @@ def pack_weight(weight: Float[Tensor, "outputs inputs"]) -> Float[Tensor, "outpu
 class BlockedWeight:
     """A packed weight of which it is known how it lies in memory.
 
-    In blocks of `BLOCK` outputs `[inputs / 2, BLOCK, 2]`, filled up with zeros. `address` is
+    In blocks of `width` outputs `[inputs / 2, width, 2]`, filled up with zeros. `address` is
     that of the first block; `packed` holds the memory. `multiply` takes inputs of at most `most`
     numbers.
     """
 
-    def __init__(self, packed: Float[Tensor, "outputs inputs"]) -> None:
+    def __init__(self, packed: Float[Tensor, "outputs inputs"], width: int = BLOCK) -> None:
         from hybridrt.kernels.cpu.packed_linear import MOST_TOKENS, packed_linear
 
         self.multiply, self.most = packed_linear, MOST_TOKENS * packed.shape[1]
         self.packed = packed
         self.outputs, self.inputs = packed.shape
         self.address: int = torch.ops.mkldnn.data_ptr(packed)
-        self.num_blocks = -(-self.outputs // BLOCK)
+        self.width, self.num_blocks = width, -(-self.outputs // width)
         self.block_bytes: int = torch.ops.mkldnn._nbytes(packed) // self.num_blocks
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -60,18 +60,18 @@ class BlockedWeight:
 
     def has_blocks_of(self, weight: Float[Tensor, "outputs inputs"]) -> bool:
         """Whether the first block and the last one hold what they should of the plain weight."""
-        pairs = self.block_bytes // (2 * 2 * BLOCK)
-        if 2 * pairs < self.inputs or 2 * 2 * BLOCK * pairs != self.block_bytes:
+        width, pairs = self.width, self.block_bytes // (2 * 2 * self.width)
+        if 2 * pairs < self.inputs or 2 * 2 * width * pairs != self.block_bytes:
             return False
         for number in {0, self.num_blocks - 1}:
-            rows = weight[BLOCK * number : BLOCK * (number + 1)].view(torch.int16)
-            block = torch.zeros(BLOCK, 2 * pairs, dtype=torch.int16)
+            rows = weight[width * number : width * (number + 1)].view(torch.int16)
+            block = torch.zeros(width, 2 * pairs, dtype=torch.int16)
             block[: len(rows), : self.inputs] = rows
             memory = (ctypes.c_int16 * block.numel()).from_address(
                 self.address + number * self.block_bytes
             )
-            found = torch.from_numpy(np.ctypeslib.as_array(memory)).view(pairs, BLOCK, 2)
-            if not torch.equal(found, block.view(BLOCK, pairs, 2).transpose(0, 1)):
+            found = torch.from_numpy(np.ctypeslib.as_array(memory)).view(pairs, width, 2)
+            if not torch.equal(found, block.view(width, pairs, 2).transpose(0, 1)):
                 return False
         return True
 
@@ -83,12 +83,13 @@ def find_blocks(
     is_known = packed.is_mkldnn and weight.dtype == torch.bfloat16
     if not is_known or weight.shape[1] % 2 or not has_numba(weight):
         return None
+    from hybridrt.kernels.cpu.packed_linear import can_multiply
     from hybridrt.kernels.cpu.pairs import MULTIPLIES_PAIRS
 
     if not MULTIPLIES_PAIRS or not hasattr(torch.ops.mkldnn, "data_ptr"):
         return None
-    blocked = BlockedWeight(packed)
-    return blocked if blocked.has_blocks_of(weight) else None
+    found = (BlockedWeight(packed, width) for width in (BLOCK, BLOCK // 2) if can_multiply(width))
+    return next((blocked for blocked in found if blocked.has_blocks_of(weight)), None)
 
 
 def linear(
@@ -101,7 +102,8 @@ def linear(
         return quantised_linear(x, weight, bias)
     if isinstance(weight, BlockedWeight):
         if x.numel() <= weight.most and numba_takes(x):
-            return weight.multiply(x, weight.address, weight.block_bytes, bias, weight.outputs)
+            of_blocks = weight.address, weight.width, weight.block_bytes
+            return weight.multiply(x, *of_blocks, bias, weight.outputs)
         weight = weight.packed
     if weight.is_mkldnn:
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")

@@ -37,7 +37,8 @@ class Chunk(NamedTuple):
     """Sizes of a chunk: `queries` from `position` on, and blocks from `first_block` on.
 
     It has `heads` query heads from `first_head` on, `group` of a key head. A window of 0 is none.
-    Sizes of keys and values are numbers, and `q_head` and `q_token` steps.
+    Sizes of keys and values are numbers, and `q_head` and `q_token` steps. Products are made by
+    tiles where `tiles`.
     """
 
     first_head: int
@@ -52,6 +53,7 @@ class Chunk(NamedTuple):
     q_token: int
     window: int
     chunked: bool
+    tiles: bool
 
 
 @inner
@@ -138,8 +140,8 @@ def _attend(
         values = v_blocks[block - chunk.first_block]
         step = 2 * chunk.q_token
         add_products(
-            keys.ctypes.data, query + begin * step, step, chunk.k // 2, scores.ctypes.data, some,
-            keys.ctypes.data + keys.nbytes
+            chunk.tiles, keys.ctypes.data, query + begin * step, step, chunk.k // 2,
+            scores.ctypes.data, some, keys.ctypes.data + keys.nbytes
         )  # fmt: skip
         if softcap > 0:
             _cap(scores, some * OUTPUTS, scale, softcap)
@@ -160,8 +162,8 @@ def _attend(
                         store(mul(load(of_sums, d), share), of_sums, d)
             of_part = values.ctypes.data + 2 * OUTPUTS * OUTPUTS * part
             add_products(
-                of_part, weights.ctypes.data, 2 * OUTPUTS, OUTPUTS // 2, sums.ctypes.data + 4 * at,
-                some, of_part + 2 * OUTPUTS * OUTPUTS
+                chunk.tiles, of_part, weights.ctypes.data, 2 * OUTPUTS, OUTPUTS // 2,
+                sums.ctypes.data + 4 * at, some, of_part + 2 * OUTPUTS * OUTPUTS
             )  # fmt: skip
 
 

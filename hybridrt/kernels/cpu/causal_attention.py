@@ -13,6 +13,7 @@ from hybridrt.kernels.cpu.bfloat16 import are_singles
 from hybridrt.kernels.cpu.pack_tokens import pack_tokens
 from hybridrt.kernels.cpu.packed_dot import OUTPUTS
 from hybridrt.kernels.cpu.pairs import MULTIPLIES_PAIRS
+from hybridrt.kernels.cpu.tiles import multiplies_tiles
 from hybridrt.kernels.reference import softmax_attention as reference
 from hybridrt.kernels.reference.gather import EVERYTHING, Reach
 from hybridrt.kernels.reference.softmax_attention import Softmax
@@ -125,6 +126,7 @@ def _of_pairs(
             q_token=q.stride(1),
             window=reach.window or 0,
             chunked=reach.chunked,
+            tiles=multiplies_tiles(),
         )
         attend_blocks(  # pyright: ignore[reportCallIssue]
             q.data_ptr(),

@@ -16,12 +16,17 @@ from hybridrt.kernels.cpu.jit import inner
 from hybridrt.kernels.cpu.packed_dot import OUTPUTS
 from hybridrt.kernels.cpu.packed_linear import add_products
 from hybridrt.kernels.cpu.quantised_linear import WIDENED, add_quantised, sum_groups
+from hybridrt.kernels.cpu.tiles import multiplies_tiles
 from hybridrt.kernels.quantised_linear import GROUP, QuantisedMatrices
 
 
 class Blocks(NamedTuple):
-    """Addresses of all experts' blocks and biases, 0 where there are none."""
+    """Addresses of all experts' blocks and biases, 0 where there are none.
 
+    They are multiplied by tiles where `tiles`.
+    """
+
+    tiles: bool
     values: int
     bias: int
 
@@ -29,6 +34,7 @@ class Blocks(NamedTuple):
 class QuantisedBlocks(NamedTuple):
     """The same with scales for every `group` of inputs, and numbers of so many `bits`."""
 
+    tiles: bool
     values: int
     bias: int
     scales: int
@@ -40,12 +46,12 @@ def blocks_of(
     matrices: BlockedMatrices | QuantisedMatrices, bias: Tensor | None
 ) -> Blocks | QuantisedBlocks:
     """Where they stand: contiguous tensors, which whoever holds the addresses has to hold."""
-    at_bias = 0 if bias is None else bias.data_ptr()
+    tiles, at_bias = multiplies_tiles(), 0 if bias is None else bias.data_ptr()
     if isinstance(matrices, BlockedMatrices):
-        return Blocks(matrices.blocks.data_ptr(), at_bias)
+        return Blocks(tiles, matrices.blocks.data_ptr(), at_bias)
     bits = matrices.bits
     values, scales = matrices.values.data_ptr(), matrices.scales.data_ptr()
-    return QuantisedBlocks(values, at_bias, scales, bits, GROUP[bits])
+    return QuantisedBlocks(tiles, values, at_bias, scales, bits, GROUP[bits])
 
 
 @no_type_check
@@ -96,7 +102,9 @@ def _add_block(
     def plain(blocks, number, vectors, begins, a, size, count, sums, room, following):
         of_block, given = 2 * OUTPUTS * size, vectors + 2 * a * size
         block, then = blocks.values + of_block * number, blocks.values + of_block * following
-        add_products(block, given, 2 * size, size // 2, sums.ctypes.data, count, then)
+        add_products(
+            blocks.tiles, block, given, 2 * size, size // 2, sums.ctypes.data, count, then
+        )  # fmt: skip
 
     def quantised(blocks, number, vectors, begins, a, size, count, sums, room, following):
         of_block, given = blocks.bits * OUTPUTS // 8 * size, vectors + 2 * a * size
@@ -104,8 +112,8 @@ def _add_block(
         groups = size // blocks.group
         scales, begin = blocks.scales + 2 * OUTPUTS * groups * number, begins[a * groups :]
         add_quantised(
-            blocks.bits, block, scales, room, given, begin.ctypes.data, sums.ctypes.data, count,
-            size, groups, then
+            blocks.tiles, blocks.bits, block, scales, room, given, begin.ctypes.data,
+            sums.ctypes.data, count, size, groups, then
         )  # fmt: skip
 
     return plain if blocks.instance_class is Blocks else quantised

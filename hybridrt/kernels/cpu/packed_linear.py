@@ -11,9 +11,12 @@ import torch
 from jaxtyping import BFloat16
 from torch import Tensor
 
-from hybridrt.kernels.cpu.bfloat16 import halves, narrow, widen
+from hybridrt.kernels.cpu.bfloat16 import halves, widen
 from hybridrt.kernels.cpu.jit import inner, kernel, parallel_kernel
 from hybridrt.kernels.cpu.packed_dot import LINE, MOST_VECTORS, OUTPUTS, make_packed_dot
+from hybridrt.kernels.cpu.pairs import store_pairs
+from hybridrt.kernels.cpu.tiles import WIDTHS, add_by_tiles, multiplies_tiles
+from hybridrt.kernels.cpu.vectors import LANES, load, pointer, store, store_some
 
 MOST_TOKENS = 128  # beyond it oneDNN is as fast
 AHEAD = 4096  # bytes, from beginning to read to using, where pairs are used once
@@ -23,22 +26,29 @@ LINES = 4 * OUTPUTS // LINE  # of a pair for all outputs of a block
 SMALL = 2**18  # weights: beyond it another thread is worth waking
 
 
+def can_multiply(width: int) -> bool:
+    """Whether `packed_linear` takes blocks of so many outputs."""
+    return width == OUTPUTS or (width in WIDTHS and multiplies_tiles())
+
+
 def packed_linear(
     x: BFloat16[Tensor, "*batch inputs"],
     address: int,
+    width: int,
     block_bytes: int,
     bias: BFloat16[Tensor, " outputs"] | None,
     outputs: int,
 ) -> BFloat16[Tensor, "*batch outputs"]:
-    """`x W^T + b`, summed in float32, with the weight's blocks at an address."""
+    """`x W^T + b`, summed in float32, with the weight's blocks of `width` outputs at an address."""
     *batch, inputs = x.shape
     x, out = x.contiguous(), torch.empty(*batch, outputs, dtype=x.dtype)
     tokens = x.numel() // inputs
     run = _multiply_small if outputs * inputs <= SMALL else _multiply
     at_bias = 0 if bias is None else bias.data_ptr()
-    of_weight = (address, block_bytes, at_bias)
+    of_weight = (address, width, block_bytes, at_bias)
     if tokens:
-        run(x.data_ptr(), *of_weight, out.data_ptr(), tokens, outputs, inputs)
+        places = (x.data_ptr(), *of_weight, out.data_ptr())
+        run(multiplies_tiles(), *places, tokens, outputs, inputs)
     return out
 
 
@@ -100,14 +110,9 @@ def _dot_in_turns(block, vectors, vector_bytes, pairs, sums, tokens, following):
 
 @inner
 @no_type_check
-def add_products(
+def _add_by_pairs(
     block, vectors, vector_bytes, pairs, sums, count, following
 ):  # fmt: skip  # pragma: no cover
-    """Adds products of a block with `count` vectors to `sums: float32[count, OUTPUTS]`.
-
-    All but `count` and `pairs`, of inputs, are addresses and bytes. `following` is the block that
-    is needed next.
-    """
     if count <= MOST_VECTORS:
         end = block + 4 * OUTPUTS * pairs
         some = pairs if following == end else max(0, pairs - AHEAD // (4 * OUTPUTS))
@@ -122,36 +127,74 @@ def add_products(
 
 @inner
 @no_type_check
-def _multiply_block(n, x, weight, block_bytes, bias, out, tokens, outputs, inputs):
-    # pragma: no cover
-    sums = np.zeros((tokens, OUTPUTS), np.float32)
-    size, block = min(OUTPUTS, outputs - n * OUTPUTS), weight + n * block_bytes
-    of_sums = sums.ctypes.data
-    add_products(block, x, 2 * inputs, inputs // 2, of_sums, tokens, block + block_bytes)
+def add_products(
+    tiles, block, vectors, vector_bytes, pairs, sums, count, following
+):  # fmt: skip  # pragma: no cover
+    """Adds products of a block with `count` vectors to `sums: float32[count, OUTPUTS]`.
+
+    By tiles where `tiles`, which is for `multiplies_tiles` to say. All others but `count` and
+    `pairs`, of inputs, are addresses and bytes. `following` is the block that is needed next.
+    """
+    if tiles:
+        add_by_tiles(
+            block, 4 * OUTPUTS, 2 * OUTPUTS, vectors, vector_bytes, pairs, sums, count, following
+        )  # fmt: skip
+    else:
+        _add_by_pairs(block, vectors, vector_bytes, pairs, sums, count, following)
+
+
+@inner
+@no_type_check
+def _multiply_block(
+    n, tiles, x, weight, width, block_bytes, bias, out, tokens, outputs, inputs
+):  # fmt: skip  # pragma: no cover
+    """The n-th `OUTPUTS` outputs of all tokens."""
+    sums, added = np.empty(tokens * OUTPUTS, np.float32), np.zeros(OUTPUTS, np.float32)
+    size, per_job = min(OUTPUTS, outputs - n * OUTPUTS), OUTPUTS // width
+    for i in range(size if bias else 0):
+        added[i] = widen(halves(bias + 2 * n * OUTPUTS, size)[i])
+    totals, begins = pointer(sums), pointer(added)
+    for r in range(0, OUTPUTS, LANES):
+        begin = load(begins, r)
+        for t in range(tokens):
+            store(begin, totals, t * OUTPUTS + r)
+    block, of_sums = weight + n * per_job * block_bytes, sums.ctypes.data
+    following = block + per_job * block_bytes
+    if tiles:
+        # Where the second half of the outputs isn't there, the first one is multiplied again.
+        half_bytes = 2 * OUTPUTS if per_job == 1 else block_bytes if size > width else 0
+        add_by_tiles(
+            block, 4 * width, half_bytes, x, 2 * inputs, inputs // 2, of_sums, tokens, following
+        )  # fmt: skip
+    else:
+        _add_by_pairs(block, x, 2 * inputs, inputs // 2, of_sums, tokens, following)
     for t in range(tokens):
-        result = halves(out + 2 * (t * outputs + n * OUTPUTS), size)
-        if bias:
-            added = halves(bias + 2 * n * OUTPUTS, size)
-            for i in range(size):
-                result[i] = narrow(sums[t, i] + widen(added[i]))
-        else:
-            for i in range(size):
-                result[i] = narrow(sums[t, i])
+        result = pointer(halves(out + 2 * (t * outputs + n * OUTPUTS), size))
+        for r in range(0, size, LANES):
+            found = load(totals, t * OUTPUTS + r)
+            if r + LANES <= size:
+                store_pairs(found, result, r)
+            else:
+                store_some(found, result, r, size - r)
 
 
 @kernel
 @no_type_check
 def _multiply_small(
-    x, weight, block_bytes, bias, out, tokens, outputs, inputs
+    tiles, x, weight, width, block_bytes, bias, out, tokens, outputs, inputs
 ):  # fmt: skip  # pragma: no cover
     for n in range((outputs + OUTPUTS - 1) // OUTPUTS):
-        _multiply_block(n, x, weight, block_bytes, bias, out, tokens, outputs, inputs)
+        _multiply_block(
+            n, tiles, x, weight, width, block_bytes, bias, out, tokens, outputs, inputs
+        )  # fmt: skip
 
 
 @parallel_kernel
 @no_type_check
 def _multiply(
-    x, weight, block_bytes, bias, out, tokens, outputs, inputs
+    tiles, x, weight, width, block_bytes, bias, out, tokens, outputs, inputs
 ):  # fmt: skip  # pragma: no cover
     for n in numba.prange((outputs + OUTPUTS - 1) // OUTPUTS):
-        _multiply_block(n, x, weight, block_bytes, bias, out, tokens, outputs, inputs)
+        _multiply_block(
+            n, tiles, x, weight, width, block_bytes, bias, out, tokens, outputs, inputs
+        )  # fmt: skip

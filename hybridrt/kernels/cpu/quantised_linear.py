@@ -14,9 +14,12 @@ from torch import Tensor
 
 from hybridrt.kernels.blocked_matrices import BLOCK
 from hybridrt.kernels.cpu.bfloat16 import halves, narrow, singles, widen
-from hybridrt.kernels.cpu.jit import inner, inner_fast, kernel, parallel_kernel
+from hybridrt.kernels.cpu.jit import inner, inner_fast, inner_sums, kernel, parallel_kernel
 from hybridrt.kernels.cpu.packed_dot import MOST_VECTORS
 from hybridrt.kernels.cpu.quantised_dot import AHEAD, TOO_MUCH, make_group_dot, make_group_widen
+from hybridrt.kernels.cpu.tiles import add_by_tiles, multiplies_tiles
+from hybridrt.kernels.cpu.vector_math import fma, splat
+from hybridrt.kernels.cpu.vectors import LANES, load, pointer, store
 
 FEW = 2 * MOST_VECTORS  # tokens for which weights are widened again with every turn of them
 TOKENS = 128  # at a time: their sums stay in the second cache
@@ -42,7 +45,7 @@ def quantised_linear(
     of_weight = values.data_ptr(), scales.data_ptr()
     places = x.data_ptr(), *of_weight, begins.data_ptr(), out.data_ptr()
     if tokens:
-        _multiply(*places, tokens, outputs, inputs, groups, bits)
+        _multiply(multiplies_tiles(), *places, tokens, outputs, inputs, groups, bits)
     return out
 
 
@@ -85,10 +88,41 @@ def _in_turns(ahead, bits, values, scales, some, x, begins, totals, tokens, inpu
         first = end
 
 
+@inner_sums
+@no_type_check
+def _add_scaled(
+    block, group, groups, scales, x, begins, totals, tokens, inputs, all_groups, room
+):  # fmt: skip  # pragma: no cover
+    """Adds products of widened groups by tiles; `room` is for the sums of one of them."""
+    of_begins, of_scales = singles(begins, tokens * all_groups), halves(scales, BLOCK * groups)
+    of_totals, found = pointer(singles(totals, tokens * BLOCK)), pointer(room)
+    for g in range(groups):
+        for t in range(tokens):
+            begin = splat(of_begins[t * all_groups + g])
+            for r in range(0, BLOCK, LANES):
+                store(begin, found, t * BLOCK + r)
+        part = block + 2 * BLOCK * group * g
+        given = x + 2 * group * g
+        add_by_tiles(
+            part, 4 * BLOCK, 2 * BLOCK, given, 2 * inputs, group // 2, room.ctypes.data, tokens, 0
+        )  # fmt: skip
+        own = pointer(of_scales[g * BLOCK :])
+        a, b = load(own, 0), load(own, LANES)
+        c, d = load(own, 2 * LANES), load(own, 3 * LANES)
+        for at in range(0, tokens * BLOCK, BLOCK):
+            store(fma(load(found, at), a, load(of_totals, at)), of_totals, at)
+            at += LANES
+            store(fma(load(found, at), b, load(of_totals, at)), of_totals, at)
+            at += LANES
+            store(fma(load(found, at), c, load(of_totals, at)), of_totals, at)
+            at += LANES
+            store(fma(load(found, at), d, load(of_totals, at)), of_totals, at)
+
+
 @inner
 @no_type_check
 def add_quantised(
-    bits, values, scales, block, x, begins, totals, tokens, inputs, groups, following
+    tiles, bits, values, scales, block, x, begins, totals, tokens, inputs, groups, following
 ):  # fmt: skip  # pragma: no cover
     """Adds products of a block with some tokens to `totals: float32[tokens, BLOCK]`.
 
@@ -96,7 +130,8 @@ def add_quantised(
     `following` is the address of the block that is needed next.
     """
     group = inputs // groups
-    of_group, many = group * BLOCK * bits // 8, tokens > FEW
+    of_group, many = group * BLOCK * bits // 8, tiles or tokens > FEW
+    room = np.empty(tokens * BLOCK if tiles else 0, np.float32)
     # The last groups begin to read another block than that behind them.
     others = 0 if following == values + of_group * groups else AHEAD // of_group
     before = max(0, groups - others)
@@ -111,6 +146,13 @@ def add_quantised(
             else:
                 _widen_4(own, some * group, block.ctypes.data)
             own, own_bits = block.ctypes.data, 16
+            if tiles:
+                _add_scaled(
+                    own, group, some, scales + 2 * BLOCK * g, x + 2 * g * group, begins + 4 * g,
+                    totals, tokens, inputs, groups, room
+                )  # fmt: skip
+                g += some
+                continue
         elif g < before:
             some = before
         else:
@@ -125,13 +167,13 @@ def add_quantised(
 
 @parallel_kernel
 @no_type_check
-def _multiply(x, values, scales, begins, out, tokens, outputs, inputs, groups, bits):
+def _multiply(tiles, x, values, scales, begins, out, tokens, outputs, inputs, groups, bits):
     # pragma: no cover
     for n in numba.prange((outputs + BLOCK - 1) // BLOCK):
         of_block = inputs * BLOCK * bits // 8
         own = values + np.int64(n) * of_block
         scale = scales + np.int64(n) * (2 * BLOCK * groups)
-        block = np.empty(WIDENED if tokens > FEW else 0, np.uint32)
+        block = np.empty(WIDENED if tiles or tokens > FEW else 0, np.uint32)
         totals = np.empty(min(tokens, TOKENS) * BLOCK, np.float32)
         lots = (tokens + TOKENS - 1) // TOKENS
         for lot in range(lots):
@@ -139,8 +181,8 @@ def _multiply(x, values, scales, begins, out, tokens, outputs, inputs, groups, b
             given, begin, into = x + 2 * first * inputs, begins + 4 * first * groups, totals.ctypes
             totals[:] = 0
             add_quantised(
-                bits, own, scale, block, given, begin, into.data, end - first, inputs, groups,
-                own + of_block
+                tiles, bits, own, scale, block, given, begin, into.data, end - first, inputs,
+                groups, own + of_block
             )  # fmt: skip
             size = min(BLOCK, outputs - n * BLOCK)
             for t in range(end - first):

@@ -1,0 +1,226 @@
+"""Products of a bfloat16 matrix with some vectors by AMX, written out for LLVM.
+
+AMX has eight registers of 16 rows of 64 bytes, and multiplies two of them: 16 vectors, 32 inputs
+of each, with these inputs of 16 outputs, for which pairs of inputs have to stand side by side, as
+`packed_dot` reads them. Each sum goes on from 32 inputs to the next 32, however many vectors there
+are.
+
+A process has to ask its kernel for these registers (`multiplies_tiles`), and a function has to say
+how much of each it fills (`set_tiles`).
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, no_type_check
+
+import torch
+from llvmlite import binding, ir
+from numba.core import types
+from numba.core.cgutils import alloca_once, for_range
+from numba.extending import intrinsic
+
+from hybridrt.kernels.blocked_matrices import BLOCK as OUTPUTS
+from hybridrt.kernels.cpu.jit import inner
+from hybridrt.kernels.cpu.vectors import begin_to_read, call
+
+ROWS = 16
+"""Of a register: vectors, outputs, or pairs of inputs."""
+
+AHEAD = 2
+"""Times `ROWS` pairs of inputs, from beginning to read them from memory to multiplying them."""
+
+WIDTHS = (OUTPUTS, OUTPUTS // 2)
+"""Of blocks, in outputs: `OUTPUTS` of them lie in one block, or in two."""
+
+_SUM_BYTES = 4 * OUTPUTS  # of a vector
+_LINES = 4 * OUTPUTS * ROWS // 64  # of memory, for all weights of `ROWS` pairs
+
+_SUMS, _VECTORS, _WEIGHTS = (0, 1, 2, 3), (4, 5), (6, 7)  # which register holds what
+
+_FEATURES = binding.get_host_cpu_features()
+_HAS_TILES = bool(_FEATURES.get("amx-tile") and _FEATURES.get("amx-bf16"))
+_BYTE, _INT, _LONG = (ir.IntType(bits) for bits in (8, 32, 64))
+
+
+@cache
+def multiplies_tiles() -> bool:
+    """Whether the processor has them, and this process may use them."""
+    return _HAS_TILES and torch.cpu._init_amx()
+
+
+@intrinsic
+@no_type_check
+def _set_tiles(typing_context, rows, more_rows, pairs):
+    """Has registers hold so many vectors, `more_rows` in the second ones, of so many pairs."""
+
+    def code(context, builder, signature, args):
+        if _HAS_TILES:
+            _write_sizes(builder, *args)
+        return context.get_dummy_value()
+
+    return types.none(*[types.int64] * 3), code
+
+
+@no_type_check
+def _write_sizes(b, rows, more_rows, pairs):
+    sizes = alloca_once(b, ir.ArrayType(_LONG, 8))
+
+    def put(word, *parts):
+        total = _LONG(0)
+        for value, shift in parts:
+            value = value if isinstance(value, ir.Value) else _LONG(value)
+            total = b.or_(total, b.shl(value, _LONG(shift)))
+        b.store(total, b.gep(sizes, [_INT(0), _INT(word)], inbounds=True))
+
+    vector_bytes = b.mul(pairs, _LONG(4))
+    for word in (1, 4, 5, 7):
+        put(word)
+    put(0, (1, 0))  # the only palette
+    put(2, *((64, 16 * tile) for tile in _SUMS))  # bytes of a row
+    put(3, (vector_bytes, 0), (vector_bytes, 16), (64, 32), (64, 48))
+    filled = (rows, rows, more_rows, more_rows, rows, more_rows, pairs, pairs)
+    put(6, *((count, 8 * tile) for tile, count in enumerate(filled)))
+    _do(b, "ldtilecfg", b.bitcast(sizes, _BYTE.as_pointer()))
+
+
+@intrinsic
+@no_type_check
+def _release_tiles(typing_context):
+    """Has nobody save registers that are no longer needed."""
+
+    def code(context, builder, signature, args):
+        if _HAS_TILES:
+            _do(builder, "tilerelease")
+        return context.get_dummy_value()
+
+    return types.none(), code
+
+
+@no_type_check
+def _make_dot(vectors: int, outputs: int) -> Callable[..., Any]:
+    """A function `(weights, row_bytes, half_bytes, vectors, vector_bytes, steps, sums, ahead,
+    reads)`.
+
+    It multiplies so many registers of vectors with so many of outputs, and adds to their `sums`.
+    Weights of a pair of inputs are `row_bytes` from those of the next, and those of the second two
+    registers of outputs `half_bytes` from those of the first. With every step it begins to read
+    what lies `ahead`: with one register of vectors so many rows of weights, with two so many lines.
+    """
+
+    @intrinsic
+    def dot(
+        context, weights, row_bytes, half_bytes, given, vector_bytes, steps, sums, ahead, reads
+    ):
+        def code(context, builder, signature, args):
+            if _HAS_TILES:
+                _write_dot(builder, range(vectors), range(outputs), *args)
+            return context.get_dummy_value()
+
+        return types.none(*[types.int64] * 9), code
+
+    return dot
+
+
+_dot_1, _dot_2 = _make_dot(1, 4), _make_dot(2, 2)
+
+
+@no_type_check
+def _write_dot(
+    b, vectors, outputs, weights, row_bytes, half_bytes, given, vector_bytes, steps, sums, ahead,
+    reads
+):  # fmt: skip
+    def at(base, *offsets):
+        for offset in offsets:
+            base = b.add(base, offset)
+        return b.inttoptr(base, _BYTE.as_pointer())
+
+    places = [(t, r) for t in vectors for r in outputs]
+    totals = {
+        (t, r): (_tile(tile), at(sums, _LONG(ROWS * (_SUM_BYTES * t + 4 * r))))
+        for tile, (t, r) in zip(_SUMS, places, strict=True)
+    }
+    for tile, place in totals.values():
+        _do(b, "tileloadd64", tile, place, _LONG(_SUM_BYTES))
+    step_bytes = b.mul(row_bytes, _LONG(ROWS))
+    with for_range(b, steps) as loop:
+        number = b.mul(loop.index, reads)
+        with for_range(b, reads) as read:
+            number_of = b.add(number, read.index)
+            if len(vectors) == 2:
+                begin_to_read(b, b.add(ahead, b.mul(number_of, _LONG(64))), 2)
+            for r in outputs if len(vectors) == 1 else ():
+                row = b.add(b.mul(number_of, row_bytes), b.mul(half_bytes, _LONG(r // 2)))
+                begin_to_read(b, b.add(b.add(ahead, row), _LONG(64 * (r % 2))))
+        inputs = b.mul(loop.index, _LONG(4 * ROWS))
+        for t in vectors:
+            first = b.mul(vector_bytes, _LONG(ROWS * t))
+            _do(b, "tileloadd64", _tile(_VECTORS[t]), at(given, first, inputs), vector_bytes)
+        own = b.mul(loop.index, step_bytes)
+        for r in outputs:
+            held = _tile(_WEIGHTS[r % 2])
+            half = b.mul(half_bytes, _LONG(r // 2))
+            place = at(weights, own, half, _LONG(4 * ROWS * (r % 2)))
+            _do(b, "tileloadd64", held, place, row_bytes)
+            for t in vectors:
+                _do(b, "tdpbf16ps", totals[t, r][0], _tile(_VECTORS[t]), held)
+    for tile, place in totals.values():
+        _do(b, "tilestored64", tile, place, _LONG(_SUM_BYTES))
+
+
+@no_type_check
+def _do(b, name, *args):
+    call(b, f"llvm.x86.{name}", ir.VoidType(), list(args))
+
+
+def _tile(number: int) -> Any:
+    return ir.Constant(_BYTE, number)
+
+
+@inner
+@no_type_check
+def add_by_tiles(
+    block, row_bytes, half_bytes, vectors, vector_bytes, pairs, sums, count, following
+):  # fmt: skip  # pragma: no cover  (compiled)
+    """Adds products of a block with `count` vectors to `sums: float32[count, OUTPUTS]`.
+
+    All but `count` and `pairs`, of inputs, are addresses and bytes: from a pair to the next, and
+    from the first half of the outputs to the second. `following` is what is needed next, and 0 if
+    that is no block. Few vectors wait for memory, which is read ahead in the block's own order.
+    With more vectors each turn of them reads a part of what is needed next.
+    """
+    turns, step_bytes = (count + 2 * ROWS - 1) // (2 * ROWS), ROWS * row_bytes
+    end, is_few = block + row_bytes * pairs, count <= ROWS
+    rows, lines = ROWS if is_few else 0, (_LINES + 2 * turns - 1) // (2 * turns)
+    if following == 0:
+        rows, lines = 0, 0
+    begin, ahead = 0, following
+    while begin < pairs:
+        # Whole registers of pairs first, then what is left.
+        some, steps = min(ROWS, pairs - begin), max(1, (pairs - begin) // ROWS)
+        own = block + row_bytes * begin
+        if rows > 0:
+            ahead = own + AHEAD * step_bytes
+            if following != end and ahead >= end:
+                ahead += following - end
+            elif following != end:
+                steps = min(steps, (end - ahead + step_bytes - 1) // step_bytes)
+        for turn in range(turns):
+            first = 2 * ROWS * turn
+            left = min(count - first, 2 * ROWS)
+            given, into = vectors + vector_bytes * first + 4 * begin, sums + _SUM_BYTES * first
+            if left <= ROWS:
+                _set_tiles(left, left, some)
+                _dot_1(
+                    own, row_bytes, half_bytes, given, vector_bytes, steps, into, ahead, rows
+                )  # fmt: skip
+                continue
+            if turn == 0 or left < 2 * ROWS:
+                _set_tiles(ROWS, left - ROWS, some)
+            for half in range(2):
+                _dot_2(
+                    own + half_bytes * half, row_bytes, 0, given, vector_bytes, steps,
+                    into + 8 * ROWS * half, ahead, lines
+                )  # fmt: skip
+                ahead += 64 * lines * steps
+        begin += ROWS * steps
+    _release_tiles()

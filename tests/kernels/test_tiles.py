@@ -1,0 +1,98 @@
+"""Products by AMX: the same sums as of pairs, each as it is alone."""
+
+import numba
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from hybridrt.kernels.cpu.packed_dot import OUTPUTS
+from hybridrt.kernels.cpu.packed_linear import add_products
+from hybridrt.kernels.cpu.pairs import MULTIPLIES_PAIRS
+from hybridrt.kernels.cpu.tiles import add_by_tiles, multiplies_tiles
+from tests.harness.properties import bounded
+
+needs_tiles = pytest.mark.skipif(not multiplies_tiles(), reason="the processor has no AMX")
+
+
+@numba.njit
+def run_tiles(*args: int) -> None:
+    add_by_tiles(*args)
+
+
+@numba.njit
+def run_either(*args: int) -> None:
+    add_products(*args)
+
+
+def blocks_of(weight: Tensor, width: int) -> Tensor:
+    """`[blocks, inputs / 2, width]` of pairs, as packed weights lie."""
+    pairs = weight.view(torch.int32).view(OUTPUTS // width, width, -1)
+    return pairs.transpose(1, 2).contiguous()
+
+
+def multiply(weight: Tensor, x: Tensor, sums: Tensor, width: int, ahead: str) -> Tensor:
+    """`sums` and the products, by tiles; behind them nothing may be written."""
+    blocks, guard = blocks_of(weight, width), torch.full((1, OUTPUTS), 7.0)
+    out, inputs = torch.cat([sums, guard]), x.shape[1]
+    half = 2 * OUTPUTS if width == OUTPUTS else 4 * width * inputs // 2
+    following = {"on": blocks.data_ptr() + blocks.nbytes, "back": blocks.data_ptr(), "none": 0}
+    run_tiles(
+        *(blocks.data_ptr(), 4 * width, half, x.data_ptr(), 2 * inputs, inputs // 2),
+        *(out.data_ptr(), len(x), following[ahead]),
+    )
+    assert torch.equal(out[-1:], guard)
+    return out[:-1]
+
+
+@needs_tiles
+@bounded(100)
+@given(
+    pairs=st.one_of(st.integers(1, 80), st.sampled_from([128, 256, 300])),
+    tokens=st.integers(1, 130),
+    width=st.sampled_from([OUTPUTS, OUTPUTS // 2]),
+    ahead=st.sampled_from(["on", "back", "none"]),
+    seed=st.integers(0, 99),
+)
+def test_is_the_product(pairs: int, tokens: int, width: int, ahead: str, seed: int) -> None:
+    torch.manual_seed(seed)
+    weight, x = (
+        torch.randn(OUTPUTS, 2 * pairs).bfloat16(),
+        torch.randn(tokens, 2 * pairs).bfloat16(),
+    )
+    sums = torch.randn(tokens, OUTPUTS)
+    found = multiply(weight, x, sums, width, ahead)
+    exact = sums.double() + x.double() @ weight.double().T
+    parts = sums.double().abs() + x.double().abs() @ weight.double().abs().T
+    assert ((found - exact).abs() <= 1e-6 * parts).all()
+    alone = torch.cat(
+        [multiply(weight, x[t : t + 1], sums[t : t + 1], width, ahead) for t in (0, tokens - 1)]
+    )
+    assert torch.equal(alone, found[[0, -1]])
+
+
+@needs_tiles
+def test_other_vectors_may_hold_anything() -> None:
+    weight, x = torch.randn(OUTPUTS, 96).bfloat16(), torch.randn(40, 96).bfloat16()
+    clean = multiply(weight, x, torch.zeros(40, OUTPUTS), OUTPUTS, "on")
+    x[3], x[20, 5] = float("nan"), float("inf")
+    spoilt = multiply(weight, x, torch.zeros(40, OUTPUTS), OUTPUTS, "on")
+    others = [t for t in range(40) if t not in (3, 20)]
+    assert torch.equal(spoilt[others], clean[others])
+    assert spoilt[3].isnan().all() and not spoilt[20].isfinite().any()
+
+
+@pytest.mark.skipif(not MULTIPLIES_PAIRS, reason="the processor has no AVX512-BF16")
+@pytest.mark.parametrize("tiles", [False, pytest.param(True, marks=needs_tiles)])
+@pytest.mark.parametrize("tokens", [1, 5, 6, 7, 40])
+def test_either_way_it_is_the_product(tiles: bool, tokens: int) -> None:
+    torch.manual_seed(tokens)
+    weight, x = torch.randn(OUTPUTS, 96).bfloat16(), torch.randn(tokens, 96).bfloat16()
+    block, sums = blocks_of(weight, OUTPUTS), torch.ones(tokens, OUTPUTS)
+    of_x = x.data_ptr(), 2 * 96, 48
+    run_either(
+        tiles, block.data_ptr(), *of_x, sums.data_ptr(), tokens, block.data_ptr() + block.nbytes
+    )
+    exact = 1 + x.double() @ weight.double().T
+    assert (sums - exact).abs().max() <= 1e-5
