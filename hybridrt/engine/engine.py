@@ -29,6 +29,7 @@ from hybridrt.engine.held import Held, HeldRun, HeldSequences
 from hybridrt.engine.holding_scheduler import HoldingScheduler
 from hybridrt.engine.interrupts import Interrupts
 from hybridrt.engine.loading import draw_up, load
+from hybridrt.engine.memory import keep_freed_memory
 from hybridrt.engine.recorder import Recorder
 from hybridrt.engine.runner import Draw, RowResult, Runner
 from hybridrt.engine.sampler import derive_seed
@@ -62,6 +63,8 @@ class Engine:
             self.model.config.eos_token_ids,
         )
         self.pool = load(blueprint, progress=progress)
+        if blueprint.device.type == "cpu":
+            keep_freed_memory()
         self.pages = SequencePages(self.pool, make_prefix_cache(self.pool, self.config))
         switch = self.model.rope_switch_length
         self._scheduler = HoldingScheduler(self.config, self.pages, switch)

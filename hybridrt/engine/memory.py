@@ -1,11 +1,20 @@
 """How much memory there is, and how much of it the cache takes unasked."""
 
+import ctypes
+import os
+
 import psutil
 import torch
 from torch import nn
 
 CPU_SHARE = 0.5  # of what is free behind the weights: a CPU shares its memory with others
 CUDA_SHARE = 0.8  # the rest is for activations
+
+KEPT_EACH, KEPT = 2**28, 2**30
+"""Bytes up to which memory that was given back is kept for what comes next: of one, and of all."""
+
+_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # of glibc's `mallopt`
+_SETTINGS = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
 
 
 def free_memory(device: torch.device) -> int:
@@ -41,3 +50,18 @@ def default_cache_memory(model: nn.Module, device: torch.device, useful: int) ->
             f"leaves no memory for the cache; to plan all the same, give cache_memory"
         )
     return min(useful, int(left * (CUDA_SHARE if device.type == "cuda" else CPU_SHARE)))
+
+
+def keep_freed_memory() -> bool:
+    """Has the C library keep what a step gave back for the next one; whether it does.
+
+    glibc gives large pieces back to the system, which clears every page of the next ones: a
+    seventh of the time of a long prefill. Other libraries are left alone, and so is one that the
+    environment has a setting for.
+    """
+    if any(name in os.environ for name in _SETTINGS):
+        return False
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
+    if set_option is None:
+        return False
+    return bool(set_option(_MMAP_THRESHOLD, KEPT_EACH) and set_option(_TRIM_THRESHOLD, KEPT))

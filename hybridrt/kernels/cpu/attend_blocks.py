@@ -11,14 +11,16 @@ import numba
 import numpy as np
 
 from hybridrt.kernels.cpu.attend_tile import NOTHING, capped, first_seen
-from hybridrt.kernels.cpu.bfloat16 import narrow
+from hybridrt.kernels.cpu.bfloat16 import halves
+from hybridrt.kernels.cpu.fast_exp import LOG2_E
 from hybridrt.kernels.cpu.jit import inner, inner_sums, sharing_kernel
 from hybridrt.kernels.cpu.packed_dot import OUTPUTS
 from hybridrt.kernels.cpu.packed_linear import add_products
 from hybridrt.kernels.cpu.pairs import store_pairs
+from hybridrt.kernels.cpu.tiles import release_tiles, take_tiles
 from hybridrt.kernels.cpu.vector_math import (
     add,
-    exp,
+    exp2,
     fma,
     largest_lane,
     more_of,
@@ -79,7 +81,10 @@ def _hide(scores, rows, position, start, window, chunked):  # pragma: no cover
 @inner
 @no_type_check
 def _raise_tops(scores, rows, scale, tops, kept):  # pragma: no cover
-    """Takes the largest score of each row into `tops`; and what part is kept of sums before."""
+    """Takes the largest score of each row into `tops`; and what part is kept of sums before.
+
+    Scores times `scale` are exponents of two.
+    """
     for r in range(rows):
         at = r * OUTPUTS
         one = more_of(load(scores, at), load(scores, at + LANES))
@@ -89,7 +94,7 @@ def _raise_tops(scores, rows, scale, tops, kept):  # pragma: no cover
         some = min(LANES, rows - r)
         before, now = load_some(tops, r, some), load_some(kept, r, some)
         store_some(now, tops, r, some)
-        store_some(exp(sub(before, now)), kept, r, some)
+        store_some(exp2(sub(before, now)), kept, r, some)
 
 
 @inner_sums
@@ -99,10 +104,10 @@ def _weigh(scores, rows, scale, tops, kept, totals, weights):  # pragma: no cove
     factor = splat(scale)
     for r in range(rows):
         at, top = r * OUTPUTS, splat(-tops[r])
-        a = exp(fma(load(scores, at), factor, top))
-        b = exp(fma(load(scores, at + LANES), factor, top))
-        c = exp(fma(load(scores, at + 2 * LANES), factor, top))
-        d = exp(fma(load(scores, at + 3 * LANES), factor, top))
+        a = exp2(fma(load(scores, at), factor, top))
+        b = exp2(fma(load(scores, at + LANES), factor, top))
+        c = exp2(fma(load(scores, at + 2 * LANES), factor, top))
+        d = exp2(fma(load(scores, at + 3 * LANES), factor, top))
         store_pairs(a, weights, at)
         store_pairs(b, weights, at + LANES)
         store_pairs(c, weights, at + 2 * LANES)
@@ -114,13 +119,13 @@ def _weigh(scores, rows, scale, tops, kept, totals, weights):  # pragma: no cove
 @inner
 @no_type_check
 def _attend(
-    query, rows, position, k_blocks, v_blocks, chunk, scale, softcap, sink, scores, weights, tops,
+    tiles, query, rows, position, k_blocks, v_blocks, chunk, scale, softcap, sink, scores, weights, tops,
     totals, kept, sums
 ):  # fmt: skip  # pragma: no cover
     """The queries of one head from `position` on, to the blocks of its key head, into `sums`."""
     has_sink = sink > NOTHING
     width = (chunk.v + OUTPUTS - 1) // OUTPUTS * OUTPUTS
-    tops[:rows] = sink
+    tops[:rows] = sink * LOG2_E
     totals[: rows * LANES] = 0
     for r in range(rows if has_sink else 0):
         totals[r * LANES] = 1
@@ -135,12 +140,11 @@ def _attend(
         while first_seen(position + end - 1, chunk.window, chunk.chunked) >= start + OUTPUTS:
             end -= 1
         some = end - begin
-        scores[: some * OUTPUTS] = 0
         keys = k_blocks[block - chunk.first_block]
         values = v_blocks[block - chunk.first_block]
         step = 2 * chunk.q_token
         add_products(
-            chunk.tiles, keys.ctypes.data, query + begin * step, step, chunk.k // 2,
+            tiles, True, keys.ctypes.data, query + begin * step, step, chunk.k // 2,
             scores.ctypes.data, some, keys.ctypes.data + keys.nbytes
         )  # fmt: skip
         if softcap > 0:
@@ -148,7 +152,7 @@ def _attend(
         last_start = first_seen(position + end - 1, chunk.window, chunk.chunked)
         if start + OUTPUTS > position + begin + 1 or last_start > start:
             _hide(scores, some, position + begin, start, chunk.window, chunk.chunked)
-        factor = np.float32(1) if softcap > 0 else scale
+        factor = LOG2_E if softcap > 0 else scale * LOG2_E
         of_tops = pointer(tops[begin:])
         _raise_tops(of_scores, some, factor, of_tops, of_kept)
         of_totals = pointer(totals[begin * LANES :])
@@ -162,7 +166,7 @@ def _attend(
                         store(mul(load(of_sums, d), share), of_sums, d)
             of_part = values.ctypes.data + 2 * OUTPUTS * OUTPUTS * part
             add_products(
-                chunk.tiles, of_part, weights.ctypes.data, 2 * OUTPUTS, OUTPUTS // 2,
+                tiles, False, of_part, weights.ctypes.data, 2 * OUTPUTS, OUTPUTS // 2,
                 sums.ctypes.data + 4 * at, some, of_part + 2 * OUTPUTS * OUTPUTS
             )  # fmt: skip
 
@@ -176,26 +180,30 @@ def _work(
     width = (chunk.v + OUTPUTS - 1) // OUTPUTS * OUTPUTS
     scores = np.empty(QUERIES * OUTPUTS, np.float32)
     weights = np.empty(QUERIES * OUTPUTS, np.uint16)
+    near = np.empty(QUERIES * chunk.k, np.uint16)
     sums, totals = np.empty(QUERIES * width, np.float32), np.empty(QUERIES * LANES, np.float32)
     tops, kept = np.empty(QUERIES, np.float32), np.empty(QUERIES, np.float32)
-    before = chunk.position // QUERIES
-    tiles = (chunk.position + chunk.queries - 1) // QUERIES + 1 - before
-    for job in range(worker, tiles * chunk.heads, workers):
-        tile, index = before + tiles - 1 - job // chunk.heads, job % chunk.heads
+    tiles, before = take_tiles(chunk.tiles), chunk.position // QUERIES
+    parts = (chunk.position + chunk.queries - 1) // QUERIES + 1 - before
+    for job in range(worker, parts * chunk.heads, workers):
+        part, index = before + parts - 1 - job // chunk.heads, job % chunk.heads
         head, kv_head = chunk.first_head + index, index // chunk.group
-        begin = max(tile * QUERIES, chunk.position) - chunk.position
-        rows = min((tile + 1) * QUERIES - chunk.position, chunk.queries) - begin
+        begin = max(part * QUERIES, chunk.position) - chunk.position
+        rows = min((part + 1) * QUERIES - chunk.position, chunk.queries) - begin
         query = q + 2 * (head * chunk.q_head + begin * chunk.q_token)
         _attend(
-            query, rows, chunk.position + begin, k_blocks[kv_head], v_blocks[kv_head],
+            tiles, query, rows, chunk.position + begin, k_blocks[kv_head], v_blocks[kv_head],
             chunk, scale, softcap, sinks[head] if len(sinks) > 0 else NOTHING, scores, weights,
             tops, totals, kept, sums
         )  # fmt: skip
         for r in range(rows):
-            result, total = out[begin + r, head], sum_of_lanes(load(pointer(totals), r * LANES))
-            for d in range(chunk.v):
-                part, place = divmod(d, OUTPUTS)
-                result[d] = narrow(sums[(part * rows + r) * OUTPUTS + place] / total)
+            result, total = pointer(out[begin + r, head]), load(pointer(totals), r * LANES)
+            share = splat(np.float32(1) / sum_of_lanes(total))
+            for d in range(0, chunk.v, LANES):
+                at = (d // OUTPUTS * rows + r) * OUTPUTS + d % OUTPUTS
+                some = min(LANES, chunk.v - d)
+                store_some(mul(load(pointer(sums), at), share), result, d, some)
+    release_tiles(tiles)
 
 
 @sharing_kernel

@@ -20,9 +20,11 @@ from hybridrt.kernels.cpu.expert_products import begins_of, blocks_of, make_room
 from hybridrt.kernels.cpu.jit import inner, sharing_kernel
 from hybridrt.kernels.cpu.moe import SMALL, Sizes, by_expert
 from hybridrt.kernels.cpu.packed_dot import OUTPUTS
+from hybridrt.kernels.cpu.tiles import release_tiles, take_tiles
 from hybridrt.kernels.quantised_linear import QuantisedMatrices
 
-LOT = 48  # assignments at once: their sums stay in an L1 cache
+LOT = 128  # assignments at once: their sums stay in the second cache
+MUCH = 2**18  # numbers, which it takes longer to copy than to wake another thread
 
 
 def run_blocked_experts(
@@ -61,9 +63,9 @@ def run_blocked_experts(
 
 @inner
 @no_type_check
-def _gather(x, order, sizes, given):  # pragma: no cover  (compiled, as all below)
-    """Puts what each assignment's token has one behind the other, by expert."""
-    for a in range(len(order)):
+def _gather(worker, workers, x, order, sizes, given):  # pragma: no cover  (compiled, as all below)
+    """Puts a worker's share of what assignments' tokens have one behind the other, by expert."""
+    for a in range(len(order) * worker // workers, len(order) * (worker + 1) // workers):
         token = order[a] // sizes.top_k
         own = halves(x + 2 * token * sizes.hidden, sizes.hidden)
         halves(given + 2 * a * sizes.hidden, sizes.hidden)[:] = own
@@ -80,8 +82,21 @@ def _block_of_values(gate, jobs, e, n):  # pragma: no cover
 
 @inner
 @no_type_check
+def _separate(sums, count):  # pragma: no cover
+    """Puts sums that take turns into one half for gates and one for the others."""
+    turns, half = np.empty((2, OUTPUTS), np.float32), OUTPUTS // 2
+    for t in range(count):
+        turns[0], turns[1] = sums[0, t], sums[1, t]
+        for part in range(2):
+            for i in range(half):
+                sums[0, t, half * part + i] = turns[part, 2 * i]
+                sums[1, t, half * part + i] = turns[part, 2 * i + 1]
+
+
+@inner
+@no_type_check
 def _gate_block(
-    n, block, following, a, count, given, begins, first, gate, sizes, sums, room, values
+    tiles, n, block, following, a, count, given, begins, first, gate, sizes, sums, room, values
 ):  # fmt: skip  # pragma: no cover
     """The n-th values of `count` assignments from the a-th on, of one expert.
 
@@ -94,20 +109,14 @@ def _gate_block(
     for part in range(0 if up > block else 1, 2):
         number, then = (block, up) if part == 0 else (up, following)
         multiply_block(
-            first, number, given, begins, a, sizes.hidden, count, sums[part], room, then
+            tiles, first, number, given, begins, a, sizes.hidden, count, sums[part], room, then
         )  # fmt: skip
-    parts = np.empty((2, OUTPUTS), np.float32)
-    half = OUTPUTS // 2
-    for t in range(count):
-        if gate.by_turns:
-            for i in range(half):
-                for part in range(2):
-                    parts[0, half * part + i] = sums[part, t, 2 * i]
-                    parts[1, half * part + i] = sums[part, t, 2 * i + 1]
-        else:
-            parts[0], parts[1] = sums[0, t], sums[1, t]
-        out = halves(values + 2 * ((a + t) * sizes.inner + n * OUTPUTS), OUTPUTS)
-        apply_gate(gate, parts[0], parts[1], OUTPUTS, out)
+    if gate.by_turns:
+        _separate(sums, count)
+    gates, out = sums.ctypes.data, values + 2 * (a * sizes.inner + n * OUTPUTS)
+    apply_gate(
+        gate, gates, gates + 4 * LOT * OUTPUTS, OUTPUTS, out, sizes.inner, count, OUTPUTS
+    )  # fmt: skip
 
 
 @inner
@@ -116,7 +125,7 @@ def _first(
     worker, workers, given, begins, first, gate, starts, sizes, values
 ):  # fmt: skip  # pragma: no cover
     """A worker's blocks of the values between the two products."""
-    sums = np.zeros((2, LOT, OUTPUTS), np.float32)
+    sums, tiles = np.zeros((2, LOT, OUTPUTS), np.float32), take_tiles(first.tiles)
     jobs, room = sizes.inner // OUTPUTS, make_room(first)
     for e in range(sizes.experts):
         if starts[e] == starts[e + 1]:
@@ -131,9 +140,10 @@ def _first(
                 count = min(LOT, starts[e + 1] - a)
                 following = block if a + count < starts[e + 1] else next_block
                 _gate_block(
-                    n, block, following, a, count, given, begins, first, gate, sizes, sums, room,
-                    values
+                    tiles, n, block, following, a, count, given, begins, first, gate, sizes, sums,
+                    room, values
                 )  # fmt: skip
+    release_tiles(tiles)
 
 
 @inner
@@ -147,7 +157,7 @@ def _second(
         np.empty((sizes.tokens, OUTPUTS), np.float32),
     )
     by_weight, jobs = singles(weights, len(order)), sizes.hidden // OUTPUTS
-    room = make_room(second)
+    room, tiles = make_room(second), take_tiles(second.tiles)
     for n in range(worker, jobs, workers):
         total[:] = 0
         for e in range(sizes.experts):
@@ -155,7 +165,8 @@ def _second(
                 count, block = min(LOT, starts[e + 1] - a), e * jobs + n
                 following = block if a + count < starts[e + 1] else block + jobs
                 multiply_block(
-                    second, block, values, begins, a, sizes.inner, count, sums, room, following
+                    tiles, second, block, values, begins, a, sizes.inner, count, sums, room,
+                    following
                 )  # fmt: skip
                 for t in range(count):
                     weight, token = by_weight[order[a + t]], order[a + t] // sizes.top_k
@@ -165,6 +176,7 @@ def _second(
             result = halves(out + 2 * (token * sizes.hidden + n * OUTPUTS), OUTPUTS)
             for i in range(OUTPUTS):
                 result[i] = narrow(total[token, i])
+    release_tiles(tiles)
 
 
 @sharing_kernel
@@ -177,7 +189,11 @@ def _run(
     count = len(order)
     if count < sizes.tokens * sizes.top_k:
         return False
-    _gather(x, order, sizes, given)
+    if threads == 1 or count * sizes.hidden < MUCH:
+        _gather(0, 1, x, order, sizes, given)
+    else:
+        for worker in numba.prange(threads):
+            _gather(np.int64(worker), threads, x, order, sizes, given)
     begins = begins_of(first, given, sizes.hidden, count)
     if threads == 1:
         _first(0, 1, given, begins, first, gate, starts, sizes, values)

@@ -5,9 +5,11 @@ from typing import NamedTuple, no_type_check
 
 import numpy as np
 
-from hybridrt.kernels.cpu.bfloat16 import narrow
-from hybridrt.kernels.cpu.gated import sigmoid
-from hybridrt.kernels.cpu.jit import inlined, inner_fast
+from hybridrt.kernels.cpu.bfloat16 import halves, narrow, singles
+from hybridrt.kernels.cpu.gated import sigmoid, times_sigmoid
+from hybridrt.kernels.cpu.jit import inline, inlined, inner_fast
+from hybridrt.kernels.cpu.vector_math import add, fma, less_of, more_of, mul, splat
+from hybridrt.kernels.cpu.vectors import LANES, load_some, pointer, store_some
 from hybridrt.kernels.reference.gates import Gating
 
 SIGMOID, ERF, BENT, SQUARED_RELU = range(4)
@@ -52,27 +54,43 @@ def _bend(x, cap):  # pragma: no cover  (compiled, as all below)
     return cap * np.float32(np.tanh(x / cap))
 
 
+@inline
+@no_type_check
+def _apply_sigmoid(how, gates, ups, i, count, out):  # pragma: no cover
+    """See `Gate`. Comparisons with NaN leave it what it is."""
+    slope, cubic = splat(np.float32(how.slope)), splat(np.float32(how.cubic))
+    limit = np.float32(how.limit)
+    g = less_of(splat(limit), load_some(gates, i, count))
+    u = more_of(splat(-limit), less_of(splat(limit), load_some(ups, i, count)))
+    bent = mul(g, fma(mul(cubic, g), g, slope))
+    gated = mul(times_sigmoid(g, bent), add(u, splat(np.float32(how.shift))))
+    store_some(gated, out, i, count)
+
+
 @inner_fast
 @no_type_check
-def apply_gate(how, gate, up, size, out):  # pragma: no cover
-    """Writes `size` values to `out`, in bfloat16."""
-    slope, cubic = np.float32(how.slope), np.float32(how.cubic)
-    shift, limit = np.float32(how.shift), np.float32(how.limit)
-    if how.kind == SIGMOID:
-        for i in range(size):
-            g = limit if gate[i] > limit else gate[i]
-            u = limit if up[i] > limit else up[i]
-            u = -limit if u < -limit else u
-            out[i] = narrow(g * sigmoid(g * (slope + cubic * g * g)) * (u + shift))
-    elif how.kind == ERF:
-        for i in range(size):
-            share = np.float32(0.5 + 0.5 * erf(gate[i] * sqrt(0.5)))
-            out[i] = narrow(gate[i] * share * up[i])
-    elif how.kind == BENT:
-        for i in range(size):
-            g = _bend(gate[i], slope) * sigmoid(gate[i])
-            out[i] = narrow(g * _bend(up[i], limit))
-    else:
-        for i in range(size):
-            u = up[i] if up[i] > 0 or up[i] != up[i] else np.float32(0)
-            out[i] = narrow(u * u)
+def apply_gate(how, gate, up, step, out, out_step, count, size):  # pragma: no cover
+    """Writes `count` rows of `size` values, in bfloat16.
+
+    `gate`, `up` and `out` are addresses of first rows, and steps are numbers from row to row.
+    """
+    slope, limit = np.float32(how.slope), np.float32(how.limit)
+    for t in range(count):
+        g, u = singles(gate + 4 * t * step, size), singles(up + 4 * t * step, size)
+        result = halves(out + 2 * t * out_step, size)
+        if how.kind == SIGMOID:
+            gates, ups, results = pointer(g), pointer(u), pointer(result)
+            for i in range(0, size, LANES):
+                _apply_sigmoid(how, gates, ups, i, min(LANES, size - i), results)
+        elif how.kind == ERF:
+            for i in range(size):
+                share = np.float32(0.5 + 0.5 * erf(g[i] * sqrt(0.5)))
+                result[i] = narrow(g[i] * share * u[i])
+        elif how.kind == BENT:
+            for i in range(size):
+                bent = _bend(g[i], slope) * sigmoid(g[i])
+                result[i] = narrow(bent * _bend(u[i], limit))
+        else:
+            for i in range(size):
+                more = u[i] if u[i] > 0 or u[i] != u[i] else np.float32(0)
+                result[i] = narrow(more * more)

@@ -86,33 +86,34 @@ def _make_room(blocks):  # pragma: no cover
 
 
 @no_type_check
-def add_block(blocks, number, vectors, begins, a, size, count, sums, room, following):
-    """Adds products of a block, by its number among those of all experts, to `sums`.
+def write_products(tiles, blocks, number, vectors, begins, a, size, count, sums, room, following):
+    """Writes products of a block, by its number among those of all experts, to `sums`.
 
-    Of `count` vectors from the a-th on, all of which `begins` is for. `following` is the number
+    By `tiles` that `take_tiles` gave, if any; of `count` vectors from the a-th on, all of which `begins` is for. `following` is the number
     of the block that is needed next.
     """
 
 
-@overload(add_block)
+@overload(write_products)
 @no_type_check
-def _add_block(
-    blocks, number, vectors, begins, a, size, count, sums, room, following
+def _write_products(
+    tiles, blocks, number, vectors, begins, a, size, count, sums, room, following
 ):  # fmt: skip  # pragma: no cover
-    def plain(blocks, number, vectors, begins, a, size, count, sums, room, following):
+    def plain(tiles, blocks, number, vectors, begins, a, size, count, sums, room, following):
         of_block, given = 2 * OUTPUTS * size, vectors + 2 * a * size
         block, then = blocks.values + of_block * number, blocks.values + of_block * following
         add_products(
-            blocks.tiles, block, given, 2 * size, size // 2, sums.ctypes.data, count, then
+            tiles, True, block, given, 2 * size, size // 2, sums.ctypes.data, count, then
         )  # fmt: skip
 
-    def quantised(blocks, number, vectors, begins, a, size, count, sums, room, following):
+    def quantised(tiles, blocks, number, vectors, begins, a, size, count, sums, room, following):
         of_block, given = blocks.bits * OUTPUTS // 8 * size, vectors + 2 * a * size
         block, then = blocks.values + of_block * number, blocks.values + of_block * following
         groups = size // blocks.group
         scales, begin = blocks.scales + 2 * OUTPUTS * groups * number, begins[a * groups :]
+        sums[:count] = 0
         add_quantised(
-            blocks.tiles, blocks.bits, block, scales, room, given, begin.ctypes.data,
+            tiles, blocks.bits, block, scales, room, given, begin.ctypes.data,
             sums.ctypes.data, count, size, groups, then
         )  # fmt: skip
 
@@ -122,11 +123,10 @@ def _add_block(
 @inner
 @no_type_check
 def multiply_block(
-    blocks, number, vectors, begins, a, size, count, sums, room, following
+    tiles, blocks, number, vectors, begins, a, size, count, sums, room, following
 ):  # fmt: skip  # pragma: no cover
-    """What `add_block` adds to zeros, and biases."""
-    sums[:count] = 0
-    add_block(blocks, number, vectors, begins, a, size, count, sums, room, following)
+    """Writes products of a block, and its biases."""
+    write_products(tiles, blocks, number, vectors, begins, a, size, count, sums, room, following)
     if blocks.bias != 0:
         added = singles(blocks.bias + 4 * OUTPUTS * number, OUTPUTS)
         for t in range(count):

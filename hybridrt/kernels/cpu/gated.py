@@ -8,9 +8,11 @@ import torch
 from jaxtyping import BFloat16
 from torch import Tensor
 
-from hybridrt.kernels.cpu.bfloat16 import halves, narrow, widen
+from hybridrt.kernels.cpu.bfloat16 import halves
 from hybridrt.kernels.cpu.fast_exp import fast_exp
-from hybridrt.kernels.cpu.jit import FEW, inlined, inner_fast, kernel, parallel_kernel
+from hybridrt.kernels.cpu.jit import FEW, inline, inlined, inner, kernel, parallel_kernel
+from hybridrt.kernels.cpu.vector_math import add, div, exp, less_of, mul, splat
+from hybridrt.kernels.cpu.vectors import LANES, load, load_some, pointer, store, store_some
 
 LARGEST = np.float32(88)  # that `fast_exp` takes
 
@@ -50,12 +52,26 @@ def silu(x):  # pragma: no cover
     return np.float32(0) if x < -LARGEST else x * sigmoid(x)
 
 
-@inner_fast
+@inline
+@no_type_check
+def times_sigmoid(x, of):  # pragma: no cover
+    """`x * sigmoid(of)` in each lane."""
+    one = splat(np.float32(1))
+    return div(x, add(one, exp(less_of(splat(LARGEST), mul(of, splat(np.float32(-1)))))))
+
+
+@inner
 @no_type_check
 def _gate(gate, up, out, size):  # pragma: no cover
-    given, values, result = halves(gate, size), halves(up, size), halves(out, size)
-    for i in range(size):
-        result[i] = narrow(silu(widen(given[i])) * widen(values[i]))
+    given, values = pointer(halves(gate, size)), pointer(halves(up, size))
+    result, whole = pointer(halves(out, size)), size // LANES * LANES
+    for i in range(0, whole, LANES):
+        x = load(given, i)
+        store(mul(times_sigmoid(x, x), load(values, i)), result, i)
+    if whole < size:
+        x = load_some(given, whole, size - whole)
+        some = load_some(values, whole, size - whole)
+        store_some(mul(times_sigmoid(x, x), some), result, whole, size - whole)
 
 
 @kernel

@@ -164,8 +164,8 @@ def _gate_some(e, row, size, a, count, vectors, matrices, gate, sizes, sums, val
     for t in range(count):
         for i in range(size):
             given[0, i], given[1, i] = sums[t, step * i], sums[t, step * i + other]
-        out = halves(values + 2 * ((a + t) * width + row), size)
-        apply_gate(gate, given[0], given[1], size, out)
+        gates, out = given.ctypes.data, values + 2 * ((a + t) * width + row)
+        apply_gate(gate, gates, gates + 4 * BLOCK, 0, out, 0, 1, size)
 
 
 @inner

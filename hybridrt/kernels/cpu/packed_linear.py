@@ -11,11 +11,17 @@ import torch
 from jaxtyping import BFloat16
 from torch import Tensor
 
-from hybridrt.kernels.cpu.bfloat16 import halves, widen
+from hybridrt.kernels.cpu.bfloat16 import halves, singles, widen
 from hybridrt.kernels.cpu.jit import inner, kernel, parallel_kernel
 from hybridrt.kernels.cpu.packed_dot import LINE, MOST_VECTORS, OUTPUTS, make_packed_dot
 from hybridrt.kernels.cpu.pairs import store_pairs
-from hybridrt.kernels.cpu.tiles import WIDTHS, add_by_tiles, multiplies_tiles
+from hybridrt.kernels.cpu.tiles import (
+    WIDTHS,
+    add_by_tiles,
+    multiplies_tiles,
+    release_tiles,
+    take_tiles,
+)
 from hybridrt.kernels.cpu.vectors import LANES, load, pointer, store, store_some
 
 MOST_TOKENS = 128  # beyond it oneDNN is as fast
@@ -128,18 +134,22 @@ def _add_by_pairs(
 @inner
 @no_type_check
 def add_products(
-    tiles, block, vectors, vector_bytes, pairs, sums, count, following
+    tiles, anew, block, vectors, vector_bytes, pairs, sums, count, following
 ):  # fmt: skip  # pragma: no cover
     """Adds products of a block with `count` vectors to `sums: float32[count, OUTPUTS]`.
 
-    By tiles where `tiles`, which is for `multiplies_tiles` to say. All others but `count` and
-    `pairs`, of inputs, are addresses and bytes. `following` is the block that is needed next.
+    By `tiles` that `take_tiles` gave, if any. `anew` writes sums, whatever stood there. All others
+    but `count` and `pairs`, of inputs, are addresses and bytes. `following` is the block that is
+    needed next.
     """
-    if tiles:
+    if len(tiles) > 0:
         add_by_tiles(
-            block, 4 * OUTPUTS, 2 * OUTPUTS, vectors, vector_bytes, pairs, sums, count, following
+            tiles, anew, block, 4 * OUTPUTS, 2 * OUTPUTS, vectors, vector_bytes, pairs, sums, count,
+            following
         )  # fmt: skip
     else:
+        if anew:
+            singles(sums, count * OUTPUTS)[:] = 0
         _add_by_pairs(block, vectors, vector_bytes, pairs, sums, count, following)
 
 
@@ -160,14 +170,17 @@ def _multiply_block(
             store(begin, totals, t * OUTPUTS + r)
     block, of_sums = weight + n * per_job * block_bytes, sums.ctypes.data
     following = block + per_job * block_bytes
+    registers = take_tiles(tiles)
     if tiles:
         # Where the second half of the outputs isn't there, the first one is multiplied again.
         half_bytes = 2 * OUTPUTS if per_job == 1 else block_bytes if size > width else 0
         add_by_tiles(
-            block, 4 * width, half_bytes, x, 2 * inputs, inputs // 2, of_sums, tokens, following
+            registers, False, block, 4 * width, half_bytes, x, 2 * inputs, inputs // 2, of_sums,
+            tokens, following
         )  # fmt: skip
     else:
         _add_by_pairs(block, x, 2 * inputs, inputs // 2, of_sums, tokens, following)
+    release_tiles(registers)
     for t in range(tokens):
         result = pointer(halves(out + 2 * (t * outputs + n * OUTPUTS), size))
         for r in range(0, size, LANES):

@@ -17,7 +17,7 @@ from hybridrt.kernels.cpu.bfloat16 import halves, narrow, singles, widen
 from hybridrt.kernels.cpu.jit import inner, inner_fast, inner_sums, kernel, parallel_kernel
 from hybridrt.kernels.cpu.packed_dot import MOST_VECTORS
 from hybridrt.kernels.cpu.quantised_dot import AHEAD, TOO_MUCH, make_group_dot, make_group_widen
-from hybridrt.kernels.cpu.tiles import add_by_tiles, multiplies_tiles
+from hybridrt.kernels.cpu.tiles import add_by_tiles, multiplies_tiles, release_tiles, take_tiles
 from hybridrt.kernels.cpu.vector_math import fma, splat
 from hybridrt.kernels.cpu.vectors import LANES, load, pointer, store
 
@@ -91,7 +91,8 @@ def _in_turns(ahead, bits, values, scales, some, x, begins, totals, tokens, inpu
 @inner_sums
 @no_type_check
 def _add_scaled(
-    block, group, groups, scales, x, begins, totals, tokens, inputs, all_groups, room
+    tiles, block, group, groups, scales, x, begins, totals, tokens, inputs, all_groups,
+    room
 ):  # fmt: skip  # pragma: no cover
     """Adds products of widened groups by tiles; `room` is for the sums of one of them."""
     of_begins, of_scales = singles(begins, tokens * all_groups), halves(scales, BLOCK * groups)
@@ -104,7 +105,8 @@ def _add_scaled(
         part = block + 2 * BLOCK * group * g
         given = x + 2 * group * g
         add_by_tiles(
-            part, 4 * BLOCK, 2 * BLOCK, given, 2 * inputs, group // 2, room.ctypes.data, tokens, 0
+            tiles, False, part, 4 * BLOCK, 2 * BLOCK, given, 2 * inputs, group // 2,
+            room.ctypes.data, tokens, 0
         )  # fmt: skip
         own = pointer(of_scales[g * BLOCK :])
         a, b = load(own, 0), load(own, LANES)
@@ -126,12 +128,13 @@ def add_quantised(
 ):  # fmt: skip  # pragma: no cover
     """Adds products of a block with some tokens to `totals: float32[tokens, BLOCK]`.
 
-    For many tokens groups are widened before, in `block`, which has room for `WIDENED` pairs.
+    By `tiles` that `take_tiles` gave, if any; for them and for many tokens groups are widened before, in `block`, which has room for `WIDENED` pairs.
     `following` is the address of the block that is needed next.
     """
     group = inputs // groups
-    of_group, many = group * BLOCK * bits // 8, tiles or tokens > FEW
-    room = np.empty(tokens * BLOCK if tiles else 0, np.float32)
+    by_tiles = len(tiles) > 0
+    of_group, many = group * BLOCK * bits // 8, by_tiles or tokens > FEW
+    room = np.empty(tokens * BLOCK if by_tiles else 0, np.float32)
     # The last groups begin to read another block than that behind them.
     others = 0 if following == values + of_group * groups else AHEAD // of_group
     before = max(0, groups - others)
@@ -146,10 +149,10 @@ def add_quantised(
             else:
                 _widen_4(own, some * group, block.ctypes.data)
             own, own_bits = block.ctypes.data, 16
-            if tiles:
+            if by_tiles:
                 _add_scaled(
-                    own, group, some, scales + 2 * BLOCK * g, x + 2 * g * group, begins + 4 * g,
-                    totals, tokens, inputs, groups, room
+                    tiles, own, group, some, scales + 2 * BLOCK * g, x + 2 * g * group,
+                    begins + 4 * g, totals, tokens, inputs, groups, room
                 )  # fmt: skip
                 g += some
                 continue
@@ -175,13 +178,14 @@ def _multiply(tiles, x, values, scales, begins, out, tokens, outputs, inputs, gr
         scale = scales + np.int64(n) * (2 * BLOCK * groups)
         block = np.empty(WIDENED if tiles or tokens > FEW else 0, np.uint32)
         totals = np.empty(min(tokens, TOKENS) * BLOCK, np.float32)
+        registers = take_tiles(tiles)
         lots = (tokens + TOKENS - 1) // TOKENS
         for lot in range(lots):
             first, end = tokens * lot // lots, tokens * (lot + 1) // lots
             given, begin, into = x + 2 * first * inputs, begins + 4 * first * groups, totals.ctypes
             totals[:] = 0
             add_quantised(
-                tiles, bits, own, scale, block, given, begin, into.data, end - first, inputs,
+                registers, bits, own, scale, block, given, begin, into.data, end - first, inputs,
                 groups, own + of_block
             )  # fmt: skip
             size = min(BLOCK, outputs - n * BLOCK)
@@ -189,3 +193,4 @@ def _multiply(tiles, x, values, scales, begins, out, tokens, outputs, inputs, gr
                 result = halves(out + 2 * ((first + t) * outputs + n * BLOCK), size)
                 for i in range(size):
                     result[i] = narrow(totals[t * BLOCK + i])
+        release_tiles(registers)

@@ -18,7 +18,7 @@ from hybridrt.kernels.cpu.bfloat16 import (
     of_dtype,
     singles,
 )
-from hybridrt.kernels.cpu.fast_exp import fast_exp
+from hybridrt.kernels.cpu.fast_exp import LOG2_E, fast_exp
 from hybridrt.kernels.cpu.jit import inline, inlined, parallel_kernel
 from hybridrt.kernels.cpu.state_rows import (
     StateRows,
@@ -30,7 +30,7 @@ from hybridrt.kernels.cpu.state_rows import (
     starts,
     targets,
 )
-from hybridrt.kernels.cpu.vector_math import exp, fma, mul, splat, store_sums
+from hybridrt.kernels.cpu.vector_math import exp2, fma, mul, splat, store_sums
 from hybridrt.kernels.cpu.vectors import LANES, load, pointer, prefetch, store
 from hybridrt.kernels.reference import selective_scan as reference
 
@@ -153,7 +153,7 @@ def _step(h, given, steps, rates, b, c, skip, result, like, state_size):  # prag
 @no_type_check
 def _next(states, rates, d, steps, given, b):  # pragma: no cover
     """The new state of a channel, of one vector."""
-    decay = exp(mul(splat(steps[d]), load(rates, d * LANES)))
+    decay = exp2(mul(splat(steps[d] * LOG2_E), load(rates, d * LANES)))
     update = splat(steps[d] * as_float(given[d]))
     new = fma(load(states, d * LANES), decay, mul(update, b))
     store(new, states, d * LANES)

@@ -5,14 +5,15 @@ of each, with these inputs of 16 outputs, for which pairs of inputs have to stan
 `packed_dot` reads them. Each sum goes on from 32 inputs to the next 32, however many vectors there
 are.
 
-A process has to ask its kernel for these registers (`multiplies_tiles`), and a function has to say
-how much of each it fills (`set_tiles`).
+A process has to ask its kernel for these registers (`multiplies_tiles`). How much of each is filled
+has to be said before, which takes as long as two products: `take_tiles` keeps what was said last.
 """
 
 from collections.abc import Callable
 from functools import cache
 from typing import Any, no_type_check
 
+import numpy as np
 import torch
 from llvmlite import binding, ir
 from numba.core import types
@@ -51,7 +52,10 @@ def multiplies_tiles() -> bool:
 @intrinsic
 @no_type_check
 def _set_tiles(typing_context, rows, more_rows, pairs):
-    """Has registers hold so many vectors, `more_rows` in the second ones, of so many pairs."""
+    """Has registers hold so many vectors, `more_rows` in the second ones, of so many pairs.
+
+    What stood in them is gone.
+    """
 
     def code(context, builder, signature, args):
         if _HAS_TILES:
@@ -86,8 +90,6 @@ def _write_sizes(b, rows, more_rows, pairs):
 @intrinsic
 @no_type_check
 def _release_tiles(typing_context):
-    """Has nobody save registers that are no longer needed."""
-
     def code(context, builder, signature, args):
         if _HAS_TILES:
             _do(builder, "tilerelease")
@@ -98,25 +100,26 @@ def _release_tiles(typing_context):
 
 @no_type_check
 def _make_dot(vectors: int, outputs: int) -> Callable[..., Any]:
-    """A function `(weights, row_bytes, half_bytes, vectors, vector_bytes, steps, sums, ahead,
-    reads)`.
+    """A function `(anew, weights, row_bytes, half_bytes, vectors, vector_bytes, steps, sums,
+    ahead, reads)`.
 
-    It multiplies so many registers of vectors with so many of outputs, and adds to their `sums`.
-    Weights of a pair of inputs are `row_bytes` from those of the next, and those of the second two
+    It multiplies so many registers of vectors with so many of outputs, and adds to their `sums`,
+    or writes them `anew`. Weights of a pair of inputs are `row_bytes` from those of the next, and those of the second two
     registers of outputs `half_bytes` from those of the first. With every step it begins to read
     what lies `ahead`: with one register of vectors so many rows of weights, with two so many lines.
     """
 
     @intrinsic
     def dot(
-        context, weights, row_bytes, half_bytes, given, vector_bytes, steps, sums, ahead, reads
+        context, anew, weights, row_bytes, half_bytes, given, vector_bytes, steps, sums, ahead,
+        reads
     ):
         def code(context, builder, signature, args):
             if _HAS_TILES:
                 _write_dot(builder, range(vectors), range(outputs), *args)
             return context.get_dummy_value()
 
-        return types.none(*[types.int64] * 9), code
+        return types.none(types.boolean, *[types.int64] * 9), code
 
     return dot
 
@@ -126,8 +129,8 @@ _dot_1, _dot_2 = _make_dot(1, 4), _make_dot(2, 2)
 
 @no_type_check
 def _write_dot(
-    b, vectors, outputs, weights, row_bytes, half_bytes, given, vector_bytes, steps, sums, ahead,
-    reads
+    b, vectors, outputs, anew, weights, row_bytes, half_bytes, given, vector_bytes, steps, sums,
+    ahead, reads
 ):  # fmt: skip
     def at(base, *offsets):
         for offset in offsets:
@@ -139,8 +142,13 @@ def _write_dot(
         (t, r): (_tile(tile), at(sums, _LONG(ROWS * (_SUM_BYTES * t + 4 * r))))
         for tile, (t, r) in zip(_SUMS, places, strict=True)
     }
-    for tile, place in totals.values():
-        _do(b, "tileloadd64", tile, place, _LONG(_SUM_BYTES))
+    with b.if_else(anew) as (begins, goes_on):
+        with begins:
+            for tile, _ in totals.values():
+                _do(b, "tilezero", tile)
+        with goes_on:
+            for tile, place in totals.values():
+                _do(b, "tileloadd64", tile, place, _LONG(_SUM_BYTES))
     step_bytes = b.mul(row_bytes, _LONG(ROWS))
     with for_range(b, steps) as loop:
         number = b.mul(loop.index, reads)
@@ -178,15 +186,40 @@ def _tile(number: int) -> Any:
 
 @inner
 @no_type_check
+def take_tiles(are_there):  # pragma: no cover  (compiled, as all below)
+    """What the registers hold, for `add_by_tiles`; without registers, nothing."""
+    return np.zeros(1 if are_there else 0, np.int64)
+
+
+@inner
+@no_type_check
+def release_tiles(tiles):  # pragma: no cover
+    """Has nobody save registers that are no longer needed."""
+    if len(tiles) > 0:
+        _release_tiles()
+
+
+@inner
+@no_type_check
+def _hold(tiles, rows, more_rows, pairs):  # pragma: no cover
+    sizes = rows | more_rows << 8 | pairs << 16
+    if tiles[0] != sizes:
+        _set_tiles(rows, more_rows, pairs)
+        tiles[0] = sizes
+
+
+@inner
+@no_type_check
 def add_by_tiles(
-    block, row_bytes, half_bytes, vectors, vector_bytes, pairs, sums, count, following
-):  # fmt: skip  # pragma: no cover  (compiled)
+    tiles, anew, block, row_bytes, half_bytes, vectors, vector_bytes, pairs, sums, count, following
+):  # fmt: skip  # pragma: no cover
     """Adds products of a block with `count` vectors to `sums: float32[count, OUTPUTS]`.
 
-    All but `count` and `pairs`, of inputs, are addresses and bytes: from a pair to the next, and
-    from the first half of the outputs to the second. `following` is what is needed next, and 0 if
-    that is no block. Few vectors wait for memory, which is read ahead in the block's own order.
-    With more vectors each turn of them reads a part of what is needed next.
+    `tiles` come from `take_tiles`. `anew` writes sums, whatever stood there. All but `count` and
+    `pairs`, of inputs, are addresses and bytes: from a pair to the next, and from the first half
+    of the outputs to the second. `following` is what is needed next, and 0 if that is no block.
+    Few vectors wait for memory, which is read ahead in the block's own order. With more vectors
+    each turn of them reads a part of what is needed next.
     """
     turns, step_bytes = (count + 2 * ROWS - 1) // (2 * ROWS), ROWS * row_bytes
     end, is_few = block + row_bytes * pairs, count <= ROWS
@@ -209,18 +242,17 @@ def add_by_tiles(
             left = min(count - first, 2 * ROWS)
             given, into = vectors + vector_bytes * first + 4 * begin, sums + _SUM_BYTES * first
             if left <= ROWS:
-                _set_tiles(left, left, some)
+                _hold(tiles, left, left, some)
                 _dot_1(
-                    own, row_bytes, half_bytes, given, vector_bytes, steps, into, ahead, rows
+                    anew, own, row_bytes, half_bytes, given, vector_bytes, steps, into, ahead, rows
                 )  # fmt: skip
                 continue
-            if turn == 0 or left < 2 * ROWS:
-                _set_tiles(ROWS, left - ROWS, some)
+            _hold(tiles, ROWS, left - ROWS, some)
             for half in range(2):
                 _dot_2(
-                    own + half_bytes * half, row_bytes, 0, given, vector_bytes, steps,
+                    anew, own + half_bytes * half, row_bytes, 0, given, vector_bytes, steps,
                     into + 8 * ROWS * half, ahead, lines
                 )  # fmt: skip
                 ahead += 64 * lines * steps
         begin += ROWS * steps
-    _release_tiles()
+        anew = False

@@ -2,7 +2,7 @@
 
 from typing import Any, no_type_check
 
-from llvmlite import ir
+from llvmlite import binding, ir
 from numba.core import types
 from numba.extending import intrinsic
 
@@ -11,6 +11,9 @@ from hybridrt.kernels.cpu.vectors import FLOATS, INT32, LANES, all_lanes, call, 
 
 _FLOATS = ir.VectorType(ir.FloatType(), LANES)
 _INTS = ir.VectorType(INT32, LANES)
+
+_HAS_SCALEF = bool(binding.get_host_cpu_features().get("avx512f"))
+_MASK, _AS_IT_IS = ir.IntType(LANES), 4  # all lanes; rounded as everything else is
 
 
 def _of_floats(builder: Any, name: str, *args: Any) -> Any:
@@ -46,6 +49,17 @@ def mul(typing_context, a, b):
 
     def code(context, builder, signature, args):
         return builder.fmul(*args)
+
+    return FLOATS(FLOATS, FLOATS), code
+
+
+@intrinsic
+@no_type_check
+def div(typing_context, a, b):
+    """`a / b`."""
+
+    def code(context, builder, signature, args):
+        return builder.fdiv(*args)
 
     return FLOATS(FLOATS, FLOATS), code
 
@@ -88,7 +102,7 @@ def larger(typing_context, a, b):
 @intrinsic
 @no_type_check
 def more_of(typing_context, a, b):
-    """The larger number in each lane, in one instruction: of NaN and a number it may be either."""
+    """The larger number in each lane, in one instruction: of NaN and a number `b`."""
 
     def code(context, builder, signature, args):
         a, b = args
@@ -99,24 +113,53 @@ def more_of(typing_context, a, b):
 
 @intrinsic
 @no_type_check
+def less_of(typing_context, a, b):
+    """The smaller number in each lane, in one instruction: of NaN and a number `b`."""
+
+    def code(context, builder, signature, args):
+        a, b = args
+        return builder.select(builder.fcmp_ordered("<", a, b), a, b)
+
+    return FLOATS(FLOATS, FLOATS), code
+
+
+@intrinsic
+@no_type_check
 def exp(typing_context, x):
     """What `fast_exp` gives, in each lane."""
 
     def code(context, builder, signature, args):
-        scaled = builder.fmul(args[0], all_lanes(float(LOG2_E)))
-        least = all_lanes(float(SMALLEST))
-        # A comparison with NaN is false, and NaN goes on.
-        y = builder.select(builder.fcmp_ordered("<", scaled, least), least, scaled)
-        whole = _of_floats(builder, "floor", builder.fadd(y, all_lanes(0.5)))
-        f = builder.fsub(y, whole)
-        p = all_lanes(float(POWERS[-1]))
-        for power in POWERS[-2::-1]:
-            p = _of_floats(builder, "fma", p, f, all_lanes(float(power)))
-        exponent = builder.add(builder.fptosi(whole, _INTS), all_lanes(127, _INTS))
-        bits = builder.shl(exponent, all_lanes(23, _INTS))
-        return builder.fmul(p, builder.bitcast(bits, _FLOATS))
+        return _power_of_two(builder, builder.fmul(args[0], all_lanes(float(LOG2_E))))
 
     return FLOATS(FLOATS), code
+
+
+@intrinsic
+@no_type_check
+def exp2(typing_context, x):
+    """Two to the power of each lane, at most 127, as exactly as `exp`."""
+
+    def code(context, builder, signature, args):
+        return _power_of_two(builder, args[0])
+
+    return FLOATS(FLOATS), code
+
+
+def _power_of_two(builder: Any, y: Any) -> Any:
+    least = all_lanes(float(SMALLEST))
+    # A comparison with NaN is false, and NaN goes on.
+    y = builder.select(builder.fcmp_ordered("<", y, least), least, y)
+    whole = _of_floats(builder, "rint", y)
+    f = builder.fsub(y, whole)
+    p = all_lanes(float(POWERS[-1]))
+    for power in POWERS[-2::-1]:
+        p = _of_floats(builder, "fma", p, f, all_lanes(float(power)))
+    if _HAS_SCALEF:
+        scaled = [p, whole, p, ir.Constant(_MASK, -1), ir.Constant(INT32, _AS_IT_IS)]
+        return call(builder, "llvm.x86.avx512.mask.scalef.ps.512", _FLOATS, scaled)
+    exponent = builder.add(builder.fptosi(whole, _INTS), all_lanes(127, _INTS))
+    bits = builder.shl(exponent, all_lanes(23, _INTS))
+    return builder.fmul(p, builder.bitcast(bits, _FLOATS))
 
 
 def _reduced(builder: Any, floats: Any, join: Any) -> Any:
