@@ -10,8 +10,8 @@ from torch import Tensor
 
 from hybridrt.batch import Rows
 from hybridrt.kernels.cpu.bfloat16 import DTYPES, as_element, as_float, elements, of_dtype
-from hybridrt.kernels.cpu.gated import silu as silu_of
-from hybridrt.kernels.cpu.jit import inner_fast, kernel, parallel_kernel
+from hybridrt.kernels.cpu.gated import times_sigmoid
+from hybridrt.kernels.cpu.jit import inline, inner, kernel, parallel_kernel
 from hybridrt.kernels.cpu.state_rows import (
     StateRows,
     clear_padding,
@@ -21,9 +21,21 @@ from hybridrt.kernels.cpu.state_rows import (
     starts,
     targets,
 )
+from hybridrt.kernels.cpu.vector_math import fma
+from hybridrt.kernels.cpu.vectors import (
+    LANES,
+    load,
+    load_some,
+    pointer,
+    prefetch,
+    store,
+    store_some,
+)
 from hybridrt.kernels.reference import causal_conv1d as reference
 
 SMALL = 2**12  # elements: 10 us, not worth a second thread
+AHEAD = 8  # tokens, from beginning to read one to using it: a CPU doesn't see what is so far apart
+LINE = 64  # bytes that are read at a time
 CHANNELS = 256  # a thread's share: what a token needs of it stays in its L1 cache
 
 
@@ -56,64 +68,85 @@ def causal_conv1d(
     return out
 
 
-@inner_fast
+@inline
+@no_type_check
+def _some_of(numbers, c, count):  # pragma: no cover  (compiled, as all below)
+    return load(numbers, c) if count == LANES else load_some(numbers, c, count)
+
+
+@inner
+@no_type_check
+def _convolve_token(
+    like, places, taps, shift, size, silu, result
+):  # fmt: skip  # pragma: no cover
+    """One token of a share of the channels; `places` of what each tap sees are 0 where nothing."""
+    of_taps, begins, out = pointer(taps), pointer(shift), pointer(result)
+    for c in range(0, size, LANES):
+        count, total = min(LANES, size - c), load(begins, c)
+        for k in range(len(places)):
+            if places[k] != 0:
+                seen = _some_of(pointer(elements(places[k], size, like)), c, count)
+                total = fma(load(of_taps, k * CHANNELS + c), seen, total)
+        if silu:
+            total = times_sigmoid(total, total)
+        if count == LANES:
+            store(total, out, c)
+        else:
+            store_some(total, out, c, count)
+
+
+@inner
+@no_type_check
+def _place(back, own, earlier, stride, history, channels, is_given, item):  # pragma: no cover
+    """Of a token, counted from the row's first one: those before stand in the state, if any."""
+    if back >= 0:
+        return own + item * back * stride
+    return earlier + item * (history + back) * channels if is_given else 0
+
+
+@inner
 @no_type_check
 def _convolve(
     like, x, stride, weight, bias, rows, states, silu, out, channels, width, first
-):  # fmt: skip  # pragma: no cover  (compiled, as all below)
+):  # fmt: skip  # pragma: no cover
     """All rows' tokens, of one share of the channels."""
     history, size, item = width - 1, min(CHANNELS, channels - first), like.itemsize
-    total = np.empty(size, np.float32)
-    shift = np.zeros(size, np.float32)
+    shift = np.zeros(CHANNELS, np.float32)
     if bias != 0:
         added = elements(bias + item * first, size, like)
         for c in range(size):
             shift[c] = as_float(added[c])
     given = elements(weight + item * first * width, size * width, like)
-    taps = np.empty((width, size), np.float32)  # a tap's channels in a row
+    taps = np.zeros((width, CHANNELS), np.float32)  # a tap's channels in a row
     for c in range(size):
         for k in range(width):
             taps[k, c] = as_float(given[c * width + k])
+    places = np.empty(width, np.int64)
     tokens, given_state = starts(rows), has_initial(rows)
     source, target = sources(rows), targets(rows)
     for row in range(live(rows)):
-        begin, end = tokens[row], tokens[row + 1]
+        begin, count, is_given = tokens[row], tokens[row + 1] - tokens[row], given_state[row] != 0
         own = x + item * (begin * stride + first)
         earlier = states + item * (source[row] * rows.stride + first)
         left = states + item * (target[row] * rows.stride + first)
-        for t in range(end - begin):
-            for c in range(size):
-                total[c] = shift[c]
+        for t in range(count):
             for k in range(width):
-                back = t + k - history  # the tap's token; below 0 in the state
-                if back >= 0:
-                    seen = elements(own + item * back * stride, size, like)
-                elif given_state[row]:
-                    seen = elements(earlier + item * (history + back) * channels, size, like)
-                else:
-                    continue
-                tap = taps[k]
-                for c in range(size):
-                    total[c] += tap[c] * as_float(seen[c])
+                back = t + k - history
+                places[k] = _place(back, own, earlier, stride, history, channels, is_given, item)
+            if t + AHEAD < count:
+                coming = pointer(elements(own + item * (t + AHEAD) * stride, size, like))
+                for c in range(0, size, LINE // item):
+                    prefetch(coming, c)
             result = elements(out + item * ((begin + t) * channels + first), size, like)
-            if silu:
-                for c in range(size):
-                    total[c] = silu_of(total[c])
-            for c in range(size):
-                result[c] = as_element(total[c], like)
+            _convolve_token(like, places, taps, shift, size, silu, result)
         for k in range(history):  # from the oldest on, so that a page may be its own source
-            back = end - begin + k - history
+            back = count + k - history
+            place = _place(back, own, earlier, stride, history, channels, is_given, item)
             kept = elements(left + item * k * channels, size, like)
-            if back >= 0:
-                seen = elements(own + item * back * stride, size, like)
-            elif given_state[row]:
-                seen = elements(earlier + item * (history + back) * channels, size, like)
+            if place != 0:
+                kept[:] = elements(place, size, like)
             else:
-                for c in range(size):
-                    kept[c] = 0
-                continue
-            for c in range(size):
-                kept[c] = seen[c]
+                kept[:] = 0
 
 
 @kernel

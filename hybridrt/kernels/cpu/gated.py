@@ -15,6 +15,7 @@ from hybridrt.kernels.cpu.vector_math import add, div, exp, less_of, mul, splat
 from hybridrt.kernels.cpu.vectors import LANES, load, load_some, pointer, store, store_some
 
 LARGEST = np.float32(88)  # that `fast_exp` takes
+INFINITE = np.float32(89)  # for which `vector_math.exp` gives infinity, and beyond it nothing
 
 
 def silu_gated(
@@ -57,7 +58,8 @@ def silu(x):  # pragma: no cover
 def times_sigmoid(x, of):  # pragma: no cover
     """`x * sigmoid(of)` in each lane."""
     one = splat(np.float32(1))
-    return div(x, add(one, exp(less_of(splat(LARGEST), mul(of, splat(np.float32(-1)))))))
+    power = exp(less_of(splat(INFINITE), mul(of, splat(np.float32(-1)))))
+    return div(x, add(one, power))
 
 
 @inner

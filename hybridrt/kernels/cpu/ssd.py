@@ -93,8 +93,8 @@ def _scan(  # pragma: no cover  (compiled, as all below)
 ):
     item, count, size = like.itemsize, live(rows), head_dim * state_size
     clear_padding(rows, y, item * heads * head_dim)
-    for i in numba.prange(count * heads):
-        first, head = i // heads, i % heads
+    for job in numba.prange(count * heads):
+        first, head = job // heads, job % heads
         tokens, goes_on, target, source = starts(rows), follows(rows), targets(rows), sources(rows)
         if goes_on[first]:
             continue
@@ -102,8 +102,10 @@ def _scan(  # pragma: no cover  (compiled, as all below)
         while last < count and goes_on[last]:
             last += 1
         group = head // (heads // groups) * state_size
-        b, c = np.empty(state_size, np.float32), np.empty(state_size, np.float32)
-        sums = np.empty(head_dim, np.float32)
+        b, c = np.empty((2, state_size), np.float32), np.empty((2, state_size), np.float32)
+        sums = np.empty((2, head_dim), np.float32)
+        steps, kept = np.empty(2, np.float32), np.empty(2, np.float32)
+        by_vectors = state_size % LANES == 0 and head_dim % 4 == 0  # as all models have it
         rate, skip = singles(A + 4 * head, 1)[0], singles(D + 4 * head, 1)[0]
         in_place = state_like.itemsize == 4
         scratch = np.empty(0 if in_place else size, np.float32)
@@ -118,19 +120,34 @@ def _scan(  # pragma: no cover  (compiled, as all below)
                 kept_there = elements(start, size, state_like)
                 for n in range(size):
                     h[n] = as_float(kept_there[n])
-            for t in range(tokens[row], tokens[row + 1]):
-                given = elements(B + item * (t * b_stride + group), state_size, like)
-                asked = elements(C + item * (t * c_stride + group), state_size, like)
-                for n in range(state_size):
-                    b[n], c[n] = as_float(given[n]), as_float(asked[n])
+            t, end = tokens[row], tokens[row + 1]
+            while t < end:
+                turn = min(2, end - t) if by_vectors else 1
+                for i in range(turn):
+                    given = elements(B + item * ((t + i) * b_stride + group), state_size, like)
+                    asked = elements(C + item * ((t + i) * c_stride + group), state_size, like)
+                    for n in range(state_size):
+                        b[i, n], c[i, n] = as_float(given[n]), as_float(asked[n])
+                    steps[i] = singles(dt + 4 * ((t + i) * heads + head), 1)[0]
+                    kept[i] = np.exp(steps[i] * rate)
                 values = elements(x + item * (t * x_stride + head * head_dim), head_dim, like)
                 result = elements(y + item * (t * heads + head) * head_dim, head_dim, like)
-                step = singles(dt + 4 * (t * heads + head), 1)[0]
-                kept = np.exp(step * rate)
-                if state_size % LANES == 0 and head_dim % 4 == 0:  # as all models have it
-                    _step_of_vectors(h, values, step, kept, b, c, skip, result, like, sums)
+                if turn == 2:
+                    later = x + item * ((t + 1) * x_stride + head * head_dim)
+                    more = elements(later, head_dim, like)
+                    next_result = elements(
+                        y + item * ((t + 1) * heads + head) * head_dim, head_dim, like
+                    )
+                    _two_steps(
+                        h, values, more, steps, kept, b, c, skip, result, next_result, like, sums
+                    )  # fmt: skip
+                elif by_vectors:
+                    _step_of_vectors(
+                        h, values, steps[0], kept[0], b[0], c[0], skip, result, like, sums[0]
+                    )  # fmt: skip
                 else:
-                    _step(h, values, step, kept, b, c, skip, result, like)
+                    _step(h, values, steps[0], kept[0], b[0], c[0], skip, result, like)
+                t += turn
             if not in_place:
                 for n in range(size):
                     page[n] = as_element(h[n], state_like)
@@ -180,3 +197,66 @@ def _step_of_vectors(h, values, step, kept, b, c, skip, result, like, sums):  # 
         store_sums(one, two, three, four, of_sums, p)
     for p in range(len(values)):
         result[p] = as_element(sums[p] + skip * as_float(values[p]), like)
+
+
+@inline
+@no_type_check
+def _next_two(state, kept, update, b, c, total):  # pragma: no cover
+    """A vector of a state, and what it gives to `total`."""
+    new = fma(state, kept, mul(update, b))
+    return new, fma(new, c, total)
+
+
+@inlined
+@no_type_check
+def _two_steps(
+    h, values, more, steps, kept, b, c, skip, result, next_result, like, sums
+):  # fmt: skip  # pragma: no cover
+    """A token and the next one, for which a state is read and written once."""
+    size, zero = b.shape[1], splat(np.float32(0))
+    keeping, keeping_more = splat(kept[0]), splat(kept[1])
+    states, of_b, of_c, of_sums = pointer(h), pointer(b), pointer(c), pointer(sums)
+    for p in range(0, len(values), 4):
+        updates = (
+            splat(steps[0] * as_float(values[p])),
+            splat(steps[0] * as_float(values[p + 1])),
+            splat(steps[0] * as_float(values[p + 2])),
+            splat(steps[0] * as_float(values[p + 3])),
+        )
+        updates_more = (
+            splat(steps[1] * as_float(more[p])),
+            splat(steps[1] * as_float(more[p + 1])),
+            splat(steps[1] * as_float(more[p + 2])),
+            splat(steps[1] * as_float(more[p + 3])),
+        )
+        one, two, three, four = zero, zero, zero, zero
+        one_more, two_more, three_more, four_more = zero, zero, zero, zero
+        for n in range(0, size, LANES):
+            given, asked, at = load(of_b, n), load(of_c, n), p * size + n
+            given_more, asked_more = load(of_b, size + n), load(of_c, size + n)
+            row, one = _next_two(load(states, at), keeping, updates[0], given, asked, one)
+            row, one_more = _next_two(
+                row, keeping_more, updates_more[0], given_more, asked_more, one_more
+            )
+            store(row, states, at)
+            row, two = _next_two(load(states, at + size), keeping, updates[1], given, asked, two)
+            row, two_more = _next_two(
+                row, keeping_more, updates_more[1], given_more, asked_more, two_more
+            )
+            store(row, states, at + size)
+            at += 2 * size
+            row, three = _next_two(load(states, at), keeping, updates[2], given, asked, three)
+            row, three_more = _next_two(
+                row, keeping_more, updates_more[2], given_more, asked_more, three_more
+            )
+            store(row, states, at)
+            row, four = _next_two(load(states, at + size), keeping, updates[3], given, asked, four)
+            row, four_more = _next_two(
+                row, keeping_more, updates_more[3], given_more, asked_more, four_more
+            )
+            store(row, states, at + size)
+        store_sums(one, two, three, four, of_sums, p)
+        store_sums(one_more, two_more, three_more, four_more, of_sums, len(values) + p)
+    for p in range(len(values)):
+        result[p] = as_element(sums[0, p] + skip * as_float(values[p]), like)
+        next_result[p] = as_element(sums[1, p] + skip * as_float(more[p]), like)

@@ -126,7 +126,7 @@ def less_of(typing_context, a, b):
 @intrinsic
 @no_type_check
 def exp(typing_context, x):
-    """What `fast_exp` gives, in each lane."""
+    """What `fast_exp` gives, in each lane; for 89 infinity."""
 
     def code(context, builder, signature, args):
         return _power_of_two(builder, builder.fmul(args[0], all_lanes(float(LOG2_E))))
