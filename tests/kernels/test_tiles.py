@@ -10,7 +10,7 @@ from torch import Tensor
 from hybridrt.kernels.cpu.packed_dot import OUTPUTS
 from hybridrt.kernels.cpu.packed_linear import add_products
 from hybridrt.kernels.cpu.pairs import MULTIPLIES_PAIRS
-from hybridrt.kernels.cpu.tiles import add_by_tiles, multiplies_tiles
+from hybridrt.kernels.cpu.tiles import add_by_tiles, multiplies_tiles, release_tiles, take_tiles
 from tests.harness.properties import bounded
 
 needs_tiles = pytest.mark.skipif(not multiplies_tiles(), reason="the processor has no AMX")
@@ -18,12 +18,16 @@ needs_tiles = pytest.mark.skipif(not multiplies_tiles(), reason="the processor h
 
 @numba.njit
 def run_tiles(*args: int) -> None:
-    add_by_tiles(*args)
+    tiles = take_tiles(True)
+    add_by_tiles(tiles, *args)
+    release_tiles(tiles)
 
 
 @numba.njit
-def run_either(*args: int) -> None:
-    add_products(*args)
+def run_either(are_there: bool, *args: int) -> None:
+    tiles = take_tiles(are_there)
+    add_products(tiles, *args)
+    release_tiles(tiles)
 
 
 def blocks_of(weight: Tensor, width: int) -> Tensor:
@@ -32,14 +36,16 @@ def blocks_of(weight: Tensor, width: int) -> Tensor:
     return pairs.transpose(1, 2).contiguous()
 
 
-def multiply(weight: Tensor, x: Tensor, sums: Tensor, width: int, ahead: str) -> Tensor:
-    """`sums` and the products, by tiles; behind them nothing may be written."""
+def multiply(
+    weight: Tensor, x: Tensor, sums: Tensor, width: int, ahead: str, anew: bool = False
+) -> Tensor:
+    """`sums`, unless `anew`, and the products, by tiles; behind them nothing may be written."""
     blocks, guard = blocks_of(weight, width), torch.full((1, OUTPUTS), 7.0)
     out, inputs = torch.cat([sums, guard]), x.shape[1]
     half = 2 * OUTPUTS if width == OUTPUTS else 4 * width * inputs // 2
     following = {"on": blocks.data_ptr() + blocks.nbytes, "back": blocks.data_ptr(), "none": 0}
     run_tiles(
-        *(blocks.data_ptr(), 4 * width, half, x.data_ptr(), 2 * inputs, inputs // 2),
+        *(anew, blocks.data_ptr(), 4 * width, half, x.data_ptr(), 2 * inputs, inputs // 2),
         *(out.data_ptr(), len(x), following[ahead]),
     )
     assert torch.equal(out[-1:], guard)
@@ -63,6 +69,9 @@ def test_is_the_product(pairs: int, tokens: int, width: int, ahead: str, seed: i
     )
     sums = torch.randn(tokens, OUTPUTS)
     found = multiply(weight, x, sums, width, ahead)
+    of_zeros = multiply(weight, x, torch.zeros_like(sums), width, ahead)
+    spoilt = torch.full_like(sums, float("nan"))
+    assert torch.equal(multiply(weight, x, spoilt, width, ahead, anew=True), of_zeros)
     exact = sums.double() + x.double() @ weight.double().T
     parts = sums.double().abs() + x.double().abs() @ weight.double().abs().T
     assert ((found - exact).abs() <= 1e-6 * parts).all()
@@ -85,14 +94,21 @@ def test_other_vectors_may_hold_anything() -> None:
 
 @pytest.mark.skipif(not MULTIPLIES_PAIRS, reason="the processor has no AVX512-BF16")
 @pytest.mark.parametrize("tiles", [False, pytest.param(True, marks=needs_tiles)])
+@pytest.mark.parametrize("anew", [False, True])
 @pytest.mark.parametrize("tokens", [1, 5, 6, 7, 40])
-def test_either_way_it_is_the_product(tiles: bool, tokens: int) -> None:
+def test_either_way_it_is_the_product(tiles: bool, anew: bool, tokens: int) -> None:
     torch.manual_seed(tokens)
     weight, x = torch.randn(OUTPUTS, 96).bfloat16(), torch.randn(tokens, 96).bfloat16()
     block, sums = blocks_of(weight, OUTPUTS), torch.ones(tokens, OUTPUTS)
     of_x = x.data_ptr(), 2 * 96, 48
     run_either(
-        tiles, block.data_ptr(), *of_x, sums.data_ptr(), tokens, block.data_ptr() + block.nbytes
+        tiles,
+        anew,
+        block.data_ptr(),
+        *of_x,
+        sums.data_ptr(),
+        tokens,
+        block.data_ptr() + block.nbytes,
     )
-    exact = 1 + x.double() @ weight.double().T
+    exact = (0 if anew else 1) + x.double() @ weight.double().T
     assert (sums - exact).abs().max() <= 1e-5

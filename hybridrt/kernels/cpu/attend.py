@@ -25,7 +25,7 @@ from hybridrt.kernels.cpu.attend_tile import (
 )
 from hybridrt.kernels.cpu.bfloat16 import address_of, as_float, elements, integers, singles
 from hybridrt.kernels.cpu.jit import inner, sharing_kernel
-from hybridrt.kernels.cpu.vectors import LANES, pointer
+from hybridrt.kernels.cpu.vectors import LANES, aligned, pointer
 
 PIECE = 512  # tokens at most: to join a piece costs what a few tokens do
 HEADS = 16  # query heads at once: of more, threads can share a short sequence
@@ -146,8 +146,9 @@ def _work(
     second = (sizes.k + LANES - 1) // LANES * LANES
     width = second + (sizes.more + LANES - 1) // LANES * LANES
     v_width = (sizes.v + LANES - 1) // LANES * LANES
-    queries, scores = np.zeros(most * width, np.float32), np.empty(most * TILE, np.float32)
-    sums, kept = np.empty(most * v_width, np.float32), np.empty(most, np.float32)
+    queries, scores = aligned(most * width), aligned(most * TILE)
+    queries[:] = 0
+    sums, kept = aligned(most * v_width), np.empty(most, np.float32)
     tops, totals = np.empty(most, np.float32), np.empty(most, np.float32)
     k_places, v_places = np.empty(PIECE + 3, np.int64), np.empty(PIECE + 3, np.int64)
     more_places = np.empty(PIECE + 3, np.int64)

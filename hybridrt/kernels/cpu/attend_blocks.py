@@ -11,7 +11,6 @@ import numba
 import numpy as np
 
 from hybridrt.kernels.cpu.attend_tile import NOTHING, capped, first_seen
-from hybridrt.kernels.cpu.bfloat16 import halves
 from hybridrt.kernels.cpu.fast_exp import LOG2_E
 from hybridrt.kernels.cpu.jit import inner, inner_sums, sharing_kernel
 from hybridrt.kernels.cpu.packed_dot import OUTPUTS
@@ -29,7 +28,7 @@ from hybridrt.kernels.cpu.vector_math import (
     sub,
     sum_of_lanes,
 )
-from hybridrt.kernels.cpu.vectors import LANES, load, load_some, pointer, store, store_some
+from hybridrt.kernels.cpu.vectors import LANES, aligned, load, load_some, pointer, store, store_some
 
 assert OUTPUTS == 4 * LANES, "scores of a block are four vectors"
 QUERIES = 128  # of a head at a time: their sums stay in the second cache
@@ -119,8 +118,8 @@ def _weigh(scores, rows, scale, tops, kept, totals, weights):  # pragma: no cove
 @inner
 @no_type_check
 def _attend(
-    tiles, query, rows, position, k_blocks, v_blocks, chunk, scale, softcap, sink, scores, weights, tops,
-    totals, kept, sums
+    tiles, query, rows, position, k_blocks, v_blocks, chunk, scale, softcap, sink, scores, weights,
+    tops, totals, kept, sums
 ):  # fmt: skip  # pragma: no cover
     """The queries of one head from `position` on, to the blocks of its key head, into `sums`."""
     has_sink = sink > NOTHING
@@ -178,11 +177,10 @@ def _work(
 ):  # fmt: skip  # pragma: no cover
     """Every job whose turn it is: some queries of a head, the last ones, which see most, first."""
     width = (chunk.v + OUTPUTS - 1) // OUTPUTS * OUTPUTS
-    scores = np.empty(QUERIES * OUTPUTS, np.float32)
-    weights = np.empty(QUERIES * OUTPUTS, np.uint16)
-    near = np.empty(QUERIES * chunk.k, np.uint16)
-    sums, totals = np.empty(QUERIES * width, np.float32), np.empty(QUERIES * LANES, np.float32)
-    tops, kept = np.empty(QUERIES, np.float32), np.empty(QUERIES, np.float32)
+    scores = aligned(QUERIES * OUTPUTS)
+    weights = aligned(QUERIES * OUTPUTS // 2).view(np.uint16)
+    sums, totals = aligned(QUERIES * width), aligned(QUERIES * LANES)
+    tops, kept = aligned(QUERIES), aligned(QUERIES)
     tiles, before = take_tiles(chunk.tiles), chunk.position // QUERIES
     parts = (chunk.position + chunk.queries - 1) // QUERIES + 1 - before
     for job in range(worker, parts * chunk.heads, workers):

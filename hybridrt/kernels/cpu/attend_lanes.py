@@ -16,7 +16,7 @@ from hybridrt.kernels.cpu.bfloat16 import address_of, singles
 from hybridrt.kernels.cpu.fours import FOUR
 from hybridrt.kernels.cpu.jit import inner, sharing_kernel
 from hybridrt.kernels.cpu.lane_tile import add_values, cap, hide, score, weigh
-from hybridrt.kernels.cpu.vectors import pointer
+from hybridrt.kernels.cpu.vectors import aligned, pointer
 
 TOKENS = 64  # at a time: their scores stay in the nearest cache
 PIECE = 16 * TOKENS  # tokens whose places are looked up at once
@@ -31,8 +31,8 @@ def _work(
     """Every job whose turn it is: some lanes of a key head."""
     group, size = heads // sizes.kv_heads, sizes.k + sizes.more
     parts = (queries * group + FOUR - 1) // FOUR
-    of_lanes = np.zeros(size * FOUR, np.float32)
-    scores, sums = np.empty(TOKENS * FOUR, np.float32), np.empty(sizes.v * FOUR, np.float32)
+    of_lanes, scores, sums = aligned(size * FOUR), aligned(TOKENS * FOUR), aligned(sizes.v * FOUR)
+    of_lanes[:] = 0
     tops, totals = np.empty(FOUR, np.float32), np.empty(FOUR, np.float32)
     kept = np.empty(FOUR, np.float32)
     first, stop = np.zeros(FOUR, np.int64), np.zeros(FOUR, np.int64)

@@ -21,6 +21,7 @@ from hybridrt.kernels.cpu.jit import inner, sharing_kernel
 from hybridrt.kernels.cpu.moe import SMALL, Sizes, by_expert
 from hybridrt.kernels.cpu.packed_dot import OUTPUTS
 from hybridrt.kernels.cpu.tiles import release_tiles, take_tiles
+from hybridrt.kernels.cpu.vectors import aligned
 from hybridrt.kernels.quantised_linear import QuantisedMatrices
 
 LOT = 128  # assignments at once: their sums stay in the second cache
@@ -125,7 +126,8 @@ def _first(
     worker, workers, given, begins, first, gate, starts, sizes, values
 ):  # fmt: skip  # pragma: no cover
     """A worker's blocks of the values between the two products."""
-    sums, tiles = np.zeros((2, LOT, OUTPUTS), np.float32), take_tiles(first.tiles)
+    sums, tiles = aligned(2 * LOT * OUTPUTS).reshape((2, LOT, OUTPUTS)), take_tiles(first.tiles)
+    sums[:] = 0
     jobs, room = sizes.inner // OUTPUTS, make_room(first)
     for e in range(sizes.experts):
         if starts[e] == starts[e + 1]:
@@ -152,10 +154,8 @@ def _second(
     worker, workers, values, begins, second, weights, order, starts, sizes, out
 ):  # fmt: skip  # pragma: no cover
     """A worker's blocks of the tokens' outputs: those of all experts, by weight."""
-    sums, total = (
-        np.empty((LOT, OUTPUTS), np.float32),
-        np.empty((sizes.tokens, OUTPUTS), np.float32),
-    )
+    sums = aligned(LOT * OUTPUTS).reshape((LOT, OUTPUTS))
+    total = aligned(sizes.tokens * OUTPUTS).reshape((sizes.tokens, OUTPUTS))
     by_weight, jobs = singles(weights, len(order)), sizes.hidden // OUTPUTS
     room, tiles = make_room(second), take_tiles(second.tiles)
     for n in range(worker, jobs, workers):

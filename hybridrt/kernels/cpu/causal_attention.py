@@ -101,8 +101,10 @@ def _of_pairs(
     blocks = (first + tokens - 1) // OUTPUTS + 1 - first_block
     at_once = max(1, min(kv_heads, MOST_BYTES // (2 * blocks * OUTPUTS * (k_size + v_size))))
     v_width = -(-v_size // OUTPUTS) * OUTPUTS
-    k_blocks = np.empty((at_once, blocks, OUTPUTS * k_size // 2), np.uint32)
-    v_blocks = np.empty((at_once, blocks, OUTPUTS * v_width // 2), np.uint32)
+    k_blocks, v_blocks = (
+        torch.empty(at_once, blocks, OUTPUTS * size // 2, dtype=torch.uint32).numpy()
+        for size in (k_size, v_width)
+    )
     out = torch.empty(queries, heads, v_size, dtype=q.dtype)
     sinks = torch.empty(0, dtype=torch.float32) if softmax.sinks is None else softmax.sinks.float()
     for start in range(0, kv_heads, at_once):

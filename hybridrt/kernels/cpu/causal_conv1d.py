@@ -9,7 +9,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from hybridrt.batch import Rows
-from hybridrt.kernels.cpu.bfloat16 import DTYPES, as_element, as_float, elements, of_dtype
+from hybridrt.kernels.cpu.bfloat16 import DTYPES, as_float, elements, of_dtype
 from hybridrt.kernels.cpu.gated import times_sigmoid
 from hybridrt.kernels.cpu.jit import inline, inner, kernel, parallel_kernel
 from hybridrt.kernels.cpu.state_rows import (

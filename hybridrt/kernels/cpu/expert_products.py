@@ -17,6 +17,7 @@ from hybridrt.kernels.cpu.packed_dot import OUTPUTS
 from hybridrt.kernels.cpu.packed_linear import add_products
 from hybridrt.kernels.cpu.quantised_linear import WIDENED, add_quantised, sum_groups
 from hybridrt.kernels.cpu.tiles import multiplies_tiles
+from hybridrt.kernels.cpu.vectors import aligned
 from hybridrt.kernels.quantised_linear import GROUP, QuantisedMatrices
 
 
@@ -82,15 +83,15 @@ def make_room(blocks):
 @no_type_check
 def _make_room(blocks):  # pragma: no cover
     size = 0 if blocks.instance_class is Blocks else WIDENED
-    return lambda blocks: np.empty(size, np.uint32)
+    return lambda blocks: aligned(size).view(np.uint32)
 
 
 @no_type_check
 def write_products(tiles, blocks, number, vectors, begins, a, size, count, sums, room, following):
     """Writes products of a block, by its number among those of all experts, to `sums`.
 
-    By `tiles` that `take_tiles` gave, if any; of `count` vectors from the a-th on, all of which `begins` is for. `following` is the number
-    of the block that is needed next.
+    By `tiles` that `take_tiles` gave, if any; of `count` vectors from the a-th on, all of which
+    `begins` is for. `following` is the number of the block that is needed next.
     """
 
 

@@ -28,7 +28,7 @@ from hybridrt.kernels.cpu.state_rows import (
     starts,
     targets,
 )
-from hybridrt.kernels.cpu.vectors import LANES, load_some, pointer, prefetch, store_some
+from hybridrt.kernels.cpu.vectors import LANES, aligned, load_some, pointer, prefetch, store_some
 from hybridrt.kernels.reference.states import load_states, store_states
 
 
@@ -180,8 +180,7 @@ def _work(
     begins, given, goes_on = starts(rows), has_initial(rows), follows(rows)
     from_page, to_page = sources(rows), targets(rows)
     # In a page the rows of a state are so far apart that few of them fit into an L1 cache.
-    near = np.empty(k_dim * FOUR, np.float32)
-    scratch = np.empty(SCRATCH * (k_dim + LANES), np.float32)
+    near, scratch = aligned(k_dim * FOUR), aligned(SCRATCH * (k_dim + LANES))
     turn = np.int64(0)  # so that few heads of many rows are shared too
     for row in range(live(rows)):
         turn += 0 if goes_on[row] else heads * blocks

@@ -15,7 +15,7 @@ from torch import Tensor
 from hybridrt.kernels.cpu.attend_tile import TILE, add_values, score
 from hybridrt.kernels.cpu.bfloat16 import elements, of_dtype, singles
 from hybridrt.kernels.cpu.jit import inner, sharing_kernel
-from hybridrt.kernels.cpu.vectors import LANES, load, pointer, store, store_some
+from hybridrt.kernels.cpu.vectors import LANES, aligned, load, pointer, store, store_some
 
 ROWS = 16  # at once: their sums stay in the nearest caches
 SMALL = 500_000  # products: 10 us, not worth a second thread
@@ -58,7 +58,8 @@ def expand_values(
 def _absorb_some(q, w, head, begin, row_stride, rank, out, row, count):  # pragma: no cover
     """Some rows of a head, whose weights begin at `begin`."""
     width = (rank + LANES - 1) // LANES * LANES
-    sums, weights = np.zeros(count * width, np.float32), np.empty(count * TILE, np.float32)
+    sums, weights = aligned(count * width), np.empty(count * TILE, np.float32)
+    sums[:] = 0
     places, kept = np.empty(TILE, np.int64), np.ones(count, np.float32)
     line = 64 // w.itemsize
     for first in range(0, q.shape[2], TILE):
@@ -109,7 +110,8 @@ def _expand_some(latent, w, head, begin, row_stride, v_dim, out, row, count):  #
     """Some rows of a head, whose weights begin at `begin`."""
     heads, rank = latent.shape[1:]
     width = (rank + LANES - 1) // LANES * LANES
-    queries, values = np.zeros(count * width, np.float32), np.empty(count * TILE, np.float32)
+    queries, values = aligned(count * width), np.empty(count * TILE, np.float32)
+    queries[:] = 0
     places, line = np.empty(TILE, np.int64), 64 // w.itemsize
     for g in range(count):
         for c in range(rank):

@@ -22,7 +22,7 @@ from hybridrt.kernels.cpu.tiles import (
     release_tiles,
     take_tiles,
 )
-from hybridrt.kernels.cpu.vectors import LANES, load, pointer, store, store_some
+from hybridrt.kernels.cpu.vectors import LANES, aligned, load, pointer, store, store_some
 
 MOST_TOKENS = 128  # beyond it oneDNN is as fast
 AHEAD = 4096  # bytes, from beginning to read to using, where pairs are used once
@@ -159,7 +159,7 @@ def _multiply_block(
     n, tiles, x, weight, width, block_bytes, bias, out, tokens, outputs, inputs
 ):  # fmt: skip  # pragma: no cover
     """The n-th `OUTPUTS` outputs of all tokens."""
-    sums, added = np.empty(tokens * OUTPUTS, np.float32), np.zeros(OUTPUTS, np.float32)
+    sums, added = aligned(tokens * OUTPUTS), np.zeros(OUTPUTS, np.float32)
     size, per_job = min(OUTPUTS, outputs - n * OUTPUTS), OUTPUTS // width
     for i in range(size if bias else 0):
         added[i] = widen(halves(bias + 2 * n * OUTPUTS, size)[i])

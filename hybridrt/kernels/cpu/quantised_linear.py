@@ -19,7 +19,7 @@ from hybridrt.kernels.cpu.packed_dot import MOST_VECTORS
 from hybridrt.kernels.cpu.quantised_dot import AHEAD, TOO_MUCH, make_group_dot, make_group_widen
 from hybridrt.kernels.cpu.tiles import add_by_tiles, multiplies_tiles, release_tiles, take_tiles
 from hybridrt.kernels.cpu.vector_math import fma, splat
-from hybridrt.kernels.cpu.vectors import LANES, load, pointer, store
+from hybridrt.kernels.cpu.vectors import LANES, aligned, load, pointer, store
 
 FEW = 2 * MOST_VECTORS  # tokens for which weights are widened again with every turn of them
 TOKENS = 128  # at a time: their sums stay in the second cache
@@ -128,13 +128,14 @@ def add_quantised(
 ):  # fmt: skip  # pragma: no cover
     """Adds products of a block with some tokens to `totals: float32[tokens, BLOCK]`.
 
-    By `tiles` that `take_tiles` gave, if any; for them and for many tokens groups are widened before, in `block`, which has room for `WIDENED` pairs.
-    `following` is the address of the block that is needed next.
+    By `tiles` that `take_tiles` gave, if any. For them and for many tokens groups are widened
+    before, in `block`, which has room for `WIDENED` pairs. `following` is the address of the block
+    that is needed next.
     """
     group = inputs // groups
     by_tiles = len(tiles) > 0
     of_group, many = group * BLOCK * bits // 8, by_tiles or tokens > FEW
-    room = np.empty(tokens * BLOCK if by_tiles else 0, np.float32)
+    room = aligned(tokens * BLOCK if by_tiles else 0)
     # The last groups begin to read another block than that behind them.
     others = 0 if following == values + of_group * groups else AHEAD // of_group
     before = max(0, groups - others)
@@ -176,8 +177,8 @@ def _multiply(tiles, x, values, scales, begins, out, tokens, outputs, inputs, gr
         of_block = inputs * BLOCK * bits // 8
         own = values + np.int64(n) * of_block
         scale = scales + np.int64(n) * (2 * BLOCK * groups)
-        block = np.empty(WIDENED if tiles or tokens > FEW else 0, np.uint32)
-        totals = np.empty(min(tokens, TOKENS) * BLOCK, np.float32)
+        block = aligned(WIDENED if tiles or tokens > FEW else 0).view(np.uint32)
+        totals = aligned(min(tokens, TOKENS) * BLOCK)
         registers = take_tiles(tiles)
         lots = (tokens + TOKENS - 1) // TOKENS
         for lot in range(lots):

@@ -31,7 +31,7 @@ from hybridrt.kernels.cpu.state_rows import (
     targets,
 )
 from hybridrt.kernels.cpu.vector_math import exp2, fma, mul, splat, store_sums
-from hybridrt.kernels.cpu.vectors import LANES, load, pointer, prefetch, store
+from hybridrt.kernels.cpu.vectors import LANES, aligned, load, pointer, prefetch, store
 from hybridrt.kernels.reference import selective_scan as reference
 
 AHEAD = 4  # tokens, from beginning to read one to using it: each lies in other pages of memory
@@ -92,7 +92,7 @@ def _scan(  # pragma: no cover  (compiled, as all below)
         while end < count_live and goes_on[end]:
             end += 1
         count = min(CHANNELS, channels - first)
-        h, sums = np.empty(count * state_size, np.float32), np.empty(CHANNELS, np.float32)
+        h, sums = aligned(count * state_size), aligned(CHANNELS)
         for row in range(begin, end):
             # Of a row that follows it is what the row before it has left, rounded as there.
             source = sources(rows)[row] * rows.stride + first * state_size

@@ -32,7 +32,7 @@ from hybridrt.kernels.cpu.state_rows import (
     targets,
 )
 from hybridrt.kernels.cpu.vector_math import fma, mul, splat, store_sums
-from hybridrt.kernels.cpu.vectors import LANES, load, pointer, store
+from hybridrt.kernels.cpu.vectors import LANES, aligned, load, pointer, store
 from hybridrt.kernels.reference import ssd as reference
 
 
@@ -102,13 +102,14 @@ def _scan(  # pragma: no cover  (compiled, as all below)
         while last < count and goes_on[last]:
             last += 1
         group = head // (heads // groups) * state_size
-        b, c = np.empty((2, state_size), np.float32), np.empty((2, state_size), np.float32)
-        sums = np.empty((2, head_dim), np.float32)
+        b = aligned(2 * state_size).reshape((2, state_size))
+        c = aligned(2 * state_size).reshape((2, state_size))
+        sums = aligned(2 * head_dim).reshape((2, head_dim))
         steps, kept = np.empty(2, np.float32), np.empty(2, np.float32)
         by_vectors = state_size % LANES == 0 and head_dim % 4 == 0  # as all models have it
         rate, skip = singles(A + 4 * head, 1)[0], singles(D + 4 * head, 1)[0]
         in_place = state_like.itemsize == 4
-        scratch = np.empty(0 if in_place else size, np.float32)
+        scratch = aligned(0 if in_place else size)
         for row in range(first, last):
             place = states + state_like.itemsize * (target[row] * rows.stride + head * size)
             page = elements(place, size, state_like)

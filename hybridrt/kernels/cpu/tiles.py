@@ -27,6 +27,9 @@ from hybridrt.kernels.cpu.vectors import begin_to_read, call
 ROWS = 16
 """Of a register: vectors, outputs, or pairs of inputs."""
 
+MOST_STEPS = 8
+"""Times `ROWS` pairs of inputs for many vectors, so that their weights stay in the first cache."""
+
 AHEAD = 2
 """Times `ROWS` pairs of inputs, from beginning to read them from memory to multiplying them."""
 
@@ -104,15 +107,25 @@ def _make_dot(vectors: int, outputs: int) -> Callable[..., Any]:
     ahead, reads)`.
 
     It multiplies so many registers of vectors with so many of outputs, and adds to their `sums`,
-    or writes them `anew`. Weights of a pair of inputs are `row_bytes` from those of the next, and those of the second two
-    registers of outputs `half_bytes` from those of the first. With every step it begins to read
-    what lies `ahead`: with one register of vectors so many rows of weights, with two so many lines.
+    or writes them `anew`. Weights of a pair of inputs are `row_bytes` from those of the next, and
+    those of the second two registers of outputs `half_bytes` from those of the first. With every
+    step it begins to read what lies `ahead`: with one register of vectors so many rows of weights,
+    with two so many lines.
     """
 
     @intrinsic
     def dot(
-        context, anew, weights, row_bytes, half_bytes, given, vector_bytes, steps, sums, ahead,
-        reads
+        context,
+        anew,
+        weights,
+        row_bytes,
+        half_bytes,
+        given,
+        vector_bytes,
+        steps,
+        sums,
+        ahead,
+        reads,
     ):
         def code(context, builder, signature, args):
             if _HAS_TILES:
@@ -237,6 +250,8 @@ def add_by_tiles(
                 ahead += following - end
             elif following != end:
                 steps = min(steps, (end - ahead + step_bytes - 1) // step_bytes)
+        elif turns > 1:
+            steps = min(steps, MOST_STEPS)
         for turn in range(turns):
             first = 2 * ROWS * turn
             left = min(count - first, 2 * ROWS)

@@ -11,10 +11,13 @@ and `int16` holds float16. What can be done with them stands in `vector_math`.
 
 from typing import Any, no_type_check
 
+import numpy as np
 from llvmlite import ir
 from numba.core import types
 from numba.core.datamodel.models import PrimitiveModel
 from numba.extending import intrinsic, register_model
+
+from hybridrt.kernels.cpu.jit import inner
 
 LANES = 16  # as many as the widest registers have
 
@@ -191,3 +194,12 @@ def prefetch(typing_context, to, place):
         return context.get_dummy_value()
 
     return types.void(to, types.intp), code
+
+
+@inner
+@no_type_check
+def aligned(count):  # pragma: no cover  (compiled)
+    """Room for `count` float32 numbers, of which a vector never lies in two lines of memory."""
+    room = np.empty(count + LANES, np.float32)
+    skipped = -(room.ctypes.data // 4) % LANES
+    return room[skipped : skipped + count]
