@@ -11,7 +11,7 @@ from torch import Tensor
 from hybridrt.batch import Rows
 from hybridrt.kernels.cpu.bfloat16 import DTYPES, as_float, elements, of_dtype
 from hybridrt.kernels.cpu.gated import times_sigmoid
-from hybridrt.kernels.cpu.jit import inline, inner, kernel, parallel_kernel
+from hybridrt.kernels.cpu.jit import inner, kernel, parallel_kernel
 from hybridrt.kernels.cpu.state_rows import (
     StateRows,
     clear_padding,
@@ -25,11 +25,10 @@ from hybridrt.kernels.cpu.vector_math import fma
 from hybridrt.kernels.cpu.vectors import (
     LANES,
     load,
-    load_some,
+    load_up_to,
     pointer,
     prefetch,
-    store,
-    store_some,
+    store_up_to,
 )
 from hybridrt.kernels.reference import causal_conv1d as reference
 
@@ -68,31 +67,21 @@ def causal_conv1d(
     return out
 
 
-@inline
-@no_type_check
-def _some_of(numbers, c, count):  # pragma: no cover  (compiled, as all below)
-    return load(numbers, c) if count == LANES else load_some(numbers, c, count)
-
-
 @inner
 @no_type_check
-def _convolve_token(
-    like, places, taps, shift, size, silu, result
-):  # fmt: skip  # pragma: no cover
+def _convolve_token(like, places, taps, shift, size, silu, result):
+    # pragma: no cover  (compiled, as all below)
     """One token of a share of the channels; `places` of what each tap sees are 0 where nothing."""
     of_taps, begins, out = pointer(taps), pointer(shift), pointer(result)
     for c in range(0, size, LANES):
         count, total = min(LANES, size - c), load(begins, c)
         for k in range(len(places)):
             if places[k] != 0:
-                seen = _some_of(pointer(elements(places[k], size, like)), c, count)
+                seen = load_up_to(pointer(elements(places[k], size, like)), c, count)
                 total = fma(load(of_taps, k * CHANNELS + c), seen, total)
         if silu:
             total = times_sigmoid(total, total)
-        if count == LANES:
-            store(total, out, c)
-        else:
-            store_some(total, out, c, count)
+        store_up_to(total, out, c, count)
 
 
 @inner

@@ -9,7 +9,7 @@ from hybridrt.kernels.cpu.bfloat16 import halves, narrow, singles
 from hybridrt.kernels.cpu.gated import sigmoid, times_sigmoid
 from hybridrt.kernels.cpu.jit import inline, inlined, inner_fast
 from hybridrt.kernels.cpu.vector_math import add, fma, less_of, more_of, mul, splat
-from hybridrt.kernels.cpu.vectors import LANES, load_some, pointer, store_some
+from hybridrt.kernels.cpu.vectors import LANES, load_up_to, pointer, store_up_to
 from hybridrt.kernels.reference.gates import Gating
 
 SIGMOID, ERF, BENT, SQUARED_RELU = range(4)
@@ -60,11 +60,11 @@ def _apply_sigmoid(how, gates, ups, i, count, out):  # pragma: no cover
     """See `Gate`. Comparisons with NaN leave it what it is."""
     slope, cubic = splat(np.float32(how.slope)), splat(np.float32(how.cubic))
     limit = np.float32(how.limit)
-    g = less_of(splat(limit), load_some(gates, i, count))
-    u = more_of(splat(-limit), less_of(splat(limit), load_some(ups, i, count)))
+    g = less_of(splat(limit), load_up_to(gates, i, count))
+    u = more_of(splat(-limit), less_of(splat(limit), load_up_to(ups, i, count)))
     bent = mul(g, fma(mul(cubic, g), g, slope))
     gated = mul(times_sigmoid(g, bent), add(u, splat(np.float32(how.shift))))
-    store_some(gated, out, i, count)
+    store_up_to(gated, out, i, count)
 
 
 @inner_fast
@@ -81,7 +81,7 @@ def apply_gate(how, gate, up, step, out, out_step, count, size):  # pragma: no c
         if how.kind == SIGMOID:
             gates, ups, results = pointer(g), pointer(u), pointer(result)
             for i in range(0, size, LANES):
-                _apply_sigmoid(how, gates, ups, i, min(LANES, size - i), results)
+                _apply_sigmoid(how, gates, ups, i, size - i, results)
         elif how.kind == ERF:
             for i in range(size):
                 share = np.float32(0.5 + 0.5 * erf(g[i] * sqrt(0.5)))

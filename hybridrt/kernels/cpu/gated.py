@@ -12,7 +12,7 @@ from hybridrt.kernels.cpu.bfloat16 import halves
 from hybridrt.kernels.cpu.fast_exp import fast_exp
 from hybridrt.kernels.cpu.jit import FEW, inline, inlined, inner, kernel, parallel_kernel
 from hybridrt.kernels.cpu.vector_math import add, div, exp, less_of, mul, splat
-from hybridrt.kernels.cpu.vectors import LANES, load, load_some, pointer, store, store_some
+from hybridrt.kernels.cpu.vectors import LANES, load_up_to, pointer, store_up_to
 
 LARGEST = np.float32(88)  # that `fast_exp` takes
 INFINITE = np.float32(89)  # for which `vector_math.exp` gives infinity, and beyond it nothing
@@ -46,13 +46,6 @@ def sigmoid(x):  # pragma: no cover  (compiled, as all below)
     return np.float32(1) / (np.float32(1) + fast_exp(min(-x, LARGEST)))
 
 
-@inlined
-@no_type_check
-def silu(x):  # pragma: no cover
-    """`x * sigmoid(x)` of a float32."""
-    return np.float32(0) if x < -LARGEST else x * sigmoid(x)
-
-
 @inline
 @no_type_check
 def times_sigmoid(x, of):  # pragma: no cover
@@ -66,14 +59,11 @@ def times_sigmoid(x, of):  # pragma: no cover
 @no_type_check
 def _gate(gate, up, out, size):  # pragma: no cover
     given, values = pointer(halves(gate, size)), pointer(halves(up, size))
-    result, whole = pointer(halves(out, size)), size // LANES * LANES
-    for i in range(0, whole, LANES):
-        x = load(given, i)
-        store(mul(times_sigmoid(x, x), load(values, i)), result, i)
-    if whole < size:
-        x = load_some(given, whole, size - whole)
-        some = load_some(values, whole, size - whole)
-        store_some(mul(times_sigmoid(x, x), some), result, whole, size - whole)
+    result = pointer(halves(out, size))
+    for i in range(0, size, LANES):
+        x = load_up_to(given, i, size - i)
+        gated = mul(times_sigmoid(x, x), load_up_to(values, i, size - i))
+        store_up_to(gated, result, i, size - i)
 
 
 @kernel

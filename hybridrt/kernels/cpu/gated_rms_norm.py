@@ -8,10 +8,19 @@ import torch
 from jaxtyping import BFloat16
 from torch import Tensor
 
-from hybridrt.kernels.cpu.bfloat16 import halves, narrow, widen
-from hybridrt.kernels.cpu.gated import sigmoid
-from hybridrt.kernels.cpu.gated import silu as silu_of
-from hybridrt.kernels.cpu.jit import FEW, inner_fast, kernel, parallel_kernel
+from hybridrt.kernels.cpu.bfloat16 import halves
+from hybridrt.kernels.cpu.gated import times_sigmoid
+from hybridrt.kernels.cpu.jit import FEW, inline, inner_fast, kernel, parallel_kernel
+from hybridrt.kernels.cpu.vector_math import fma, mul, splat, sum_of_lanes
+from hybridrt.kernels.cpu.vectors import (
+    LANES,
+    aligned,
+    load,
+    load_up_to,
+    pointer,
+    store,
+    store_up_to,
+)
 
 
 def gated_rms_norm(
@@ -42,30 +51,40 @@ def gated_rms_norm(
     return out
 
 
+@inline
+@no_type_check
+def _gate(z, i, count, is_silu):  # pragma: no cover  (compiled, as all below)
+    given = load_up_to(z, i, count)
+    return times_sigmoid(given if is_silu else splat(np.float32(1)), given)
+
+
 @inner_fast
 @no_type_check
-def _norm(  # pragma: no cover  (compiled, as all below)
+def _norm(  # pragma: no cover
     t, x, x_stride, x_group, z, z_stride, z_group, weight, w_group, out, eps, before, silu, *shape
 ):
     _, groups, size = shape
-    y, gating, one = np.empty(size, np.float32), np.empty(size, np.float32), np.float32(1)
+    values = aligned((size + LANES - 1) // LANES * LANES)
+    of_values = pointer(values)
     for g in range(groups):
-        given = halves(x + 2 * (t * x_stride + g * x_group), size)
-        gate = halves(z + 2 * (t * z_stride + g * z_group), size)
-        result = halves(out + 2 * (t * groups + g) * size, size)
-        w = halves(weight + 2 * g * w_group, size)
-        for i in range(size):
-            v = widen(gate[i])
-            gating[i] = silu_of(v) if silu else sigmoid(v)
-        total = np.float32(0)
-        for i in range(size):
-            v = widen(given[i]) * (one if before else gating[i])
-            total += v * v
-            y[i] = v
-        scale = one / np.sqrt(total / np.float32(size) + np.float32(eps))
-        for i in range(size):
-            v = y[i] * scale * widen(w[i])
-            result[i] = narrow(v * (gating[i] if before else one))
+        given = pointer(halves(x + 2 * (t * x_stride + g * x_group), size))
+        gate = pointer(halves(z + 2 * (t * z_stride + g * z_group), size))
+        result = pointer(halves(out + 2 * (t * groups + g) * size, size))
+        w = pointer(halves(weight + 2 * g * w_group, size))
+        squares = splat(np.float32(0))
+        for i in range(0, size, LANES):
+            value = load_up_to(given, i, size - i)
+            if not before:
+                value = mul(value, _gate(gate, i, size - i, silu))
+            squares = fma(value, value, squares)
+            store(value, of_values, i)
+        mean = sum_of_lanes(squares) / np.float32(size)
+        scale = splat(np.float32(1) / np.sqrt(mean + np.float32(eps)))
+        for i in range(0, size, LANES):
+            value = mul(mul(load(of_values, i), scale), load_up_to(w, i, size - i))
+            if before:
+                value = mul(value, _gate(gate, i, size - i, silu))
+            store_up_to(value, result, i, size - i)
 
 
 @kernel

@@ -17,7 +17,7 @@ from numba.core import types
 from numba.core.datamodel.models import PrimitiveModel
 from numba.extending import intrinsic, register_model
 
-from hybridrt.kernels.cpu.jit import inner
+from hybridrt.kernels.cpu.jit import inline, inner
 
 LANES = 16  # as many as the widest registers have
 
@@ -203,3 +203,20 @@ def aligned(count):  # pragma: no cover  (compiled)
     room = np.empty(count + LANES, np.float32)
     skipped = -(room.ctypes.data // 4) % LANES
     return room[skipped : skipped + count]
+
+
+@inline
+@no_type_check
+def load_up_to(numbers, place, count):  # pragma: no cover
+    """`load_some`, where a mask isn't free: of whole vectors, `load`."""
+    return load(numbers, place) if count >= LANES else load_some(numbers, place, count)
+
+
+@inline
+@no_type_check
+def store_up_to(floats, to, place, count):  # pragma: no cover
+    """`store_some`; of whole vectors, `store`."""
+    if count >= LANES:
+        store(floats, to, place)
+    else:
+        store_some(floats, to, place, count)
