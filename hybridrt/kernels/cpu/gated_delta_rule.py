@@ -189,7 +189,9 @@ def _work(
             stop = min(start + SEGMENT, begins[row + 1])
             is_first = start == begins[row]
             source = from_page[row] * rows.stride if is_first else target
-            for job in range((worker + turn) % workers, heads * blocks, workers):
+            index, jobs = (worker + turn) % workers, heads * blocks
+            # Lines that are neighbours are one worker's: processors read them together.
+            for job in range(jobs * index // workers, jobs * (index + 1) // workers):
                 head, block = divmod(job, blocks)
                 first = block * FOUR
                 count, column = min(FOUR, v_dim - first), head * k_dim * v_dim + first
