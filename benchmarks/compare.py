@@ -50,9 +50,7 @@ TOKENS = {"prefill": (128, 2048), "decode": (128, 4096)}
 BATCHES = (1, 8, 32)
 STEPS = 16
 AGREEING = 100  # tokens behind which logits are compared
-COMMAND = (
-    "python benchmarks/compare.py --vllm EXE --llama-cpp EXE --out benchmarks/results/compare.md"
-)
+COMMAND = "python benchmarks/compare.py --vllm EXE --llama-cpp EXE --out benchmarks/results/{file}"
 
 Row = dict[str, Any]
 
@@ -156,15 +154,16 @@ def run(args: argparse.Namespace) -> None:
     if numbers and numbers.exists():
         rows = json.loads(numbers.read_text())["rows"]
     about = machine()
+    command = COMMAND.format(file=args.out.name if args.out else "compare.md")
     for model in args.models:
         new = [row | {"commit": about["commit"]} for row in measure_model(model, args)]
         rows = merge(rows, new)
         if numbers:
             lines = ",\n".join(json.dumps(row) for row in rows)
-            head = f'"command": {json.dumps(COMMAND)},\n"machine": {json.dumps(about)},\n'
+            head = f'"command": {json.dumps(command)},\n"machine": {json.dumps(about)},\n'
             numbers.write_text("{\n" + head + '"rows": [\n' + lines + "\n]\n}\n")
-            args.out.write_text(document(rows, COMMAND, about))
-    print(document(rows, COMMAND, about))
+            args.out.write_text(document(rows, command, about))
+    print(document(rows, command, about))
 
 
 def merge(rows: list[Row], new: list[Row]) -> list[Row]:
