@@ -22,9 +22,10 @@ table() { # NAME COMMAND ...
     fi
 }
 
+# A CPU of another kind than that of compare.md has a file of its own: COMPARE=compare_amx.
 # Six models beside transformers, vLLM and llama.cpp: prefill and decode, and the machine's floor.
 table compare python benchmarks/compare.py ${VLLM_PYTHON:+--vllm "$VLLM_PYTHON"} \
-    ${LLAMA_CPP_PYTHON:+--llama-cpp "$LLAMA_CPP_PYTHON"} --out $results/compare.md
+    ${LLAMA_CPP_PYTHON:+--llama-cpp "$LLAMA_CPP_PYTHON"} --out "$results/${COMPARE:-compare}.md"
 
 # Ratios of small models to plain torch, for benchmarks/regression.py to hold against.
 table regression python benchmarks/regression.py --update

@@ -14,7 +14,7 @@ KEPT_EACH, KEPT = 2**28, 2**30
 """Bytes up to which memory that was given back is kept for what comes next: of one, and of all."""
 
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # of glibc's `mallopt`
-_SETTINGS = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
+SETTINGS = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
 
 
 def free_memory(device: torch.device) -> int:
@@ -55,11 +55,11 @@ def default_cache_memory(model: nn.Module, device: torch.device, useful: int) ->
 def keep_freed_memory() -> bool:
     """Has the C library keep what a step gave back for the next one; whether it does.
 
-    glibc gives large pieces back to the system, which clears every page of the next ones: a
-    seventh of the time of a long prefill. Other libraries are left alone, and so is one that the
+    glibc gives large pieces back to the system, which clears every page of the next ones; in a
+    long prefill they are all results. Other libraries are left alone, and so is one that the
     environment has a setting for.
     """
-    if any(name in os.environ for name in _SETTINGS):
+    if any(name in os.environ for name in SETTINGS):
         return False
     set_option = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     if set_option is None:

@@ -127,7 +127,6 @@ def _first(
 ):  # fmt: skip  # pragma: no cover
     """A worker's blocks of the values between the two products."""
     sums, tiles = aligned(2 * LOT * OUTPUTS).reshape((2, LOT, OUTPUTS)), take_tiles(first.tiles)
-    sums[:] = 0
     jobs, room = sizes.inner // OUTPUTS, make_room(first)
     for e in range(sizes.experts):
         if starts[e] == starts[e + 1]:

@@ -20,7 +20,7 @@ from hybridrt.kernels.cpu.bfloat16 import (
     of_dtype,
     singles,
 )
-from hybridrt.kernels.cpu.jit import inline, inlined, parallel_kernel
+from hybridrt.kernels.cpu.jit import inline, inlined, inner_fast, parallel_kernel
 from hybridrt.kernels.cpu.state_rows import (
     StateRows,
     clear_padding,
@@ -172,11 +172,29 @@ def _step(h, values, step, kept, b, c, skip, result, like):  # pragma: no cover
 
 @inline
 @no_type_check
-def _next(states, place, kept, update, b, c, total):  # pragma: no cover
-    """Takes a vector of a state on, and adds what it gives to `total`."""
-    new = fma(load(states, place), kept, mul(update, b))
+def _next(row, kept, update, b, c, total):  # pragma: no cover
+    """A vector of a state behind a token, and `total` with what it gives."""
+    new = fma(row, kept, mul(update, b))
+    return new, fma(new, c, total)
+
+
+@inline
+@no_type_check
+def _take_on(states, place, kept, update, b, c, total):  # pragma: no cover
+    """Takes a vector of a state on by a token, and returns its `total`."""
+    new, total = _next(load(states, place), kept, update, b, c, total)
     store(new, states, place)
-    return fma(new, c, total)
+    return total
+
+
+@inline
+@no_type_check
+def _take_on_twice(states, place, kept, updates, b, c, totals):  # pragma: no cover
+    """The same by two tokens, of each of which there is one of everything."""
+    row, total = _next(load(states, place), kept[0], updates[0], b[0], c[0], totals[0])
+    row, second = _next(row, kept[1], updates[1], b[1], c[1], totals[1])
+    store(row, states, place)
+    return total, second
 
 
 @inlined
@@ -191,10 +209,10 @@ def _step_of_vectors(h, values, step, kept, b, c, skip, result, like, sums):  # 
         one, two, three, four = zero, zero, zero, zero
         for n in range(0, size, LANES):
             given, asked, at = load(of_b, n), load(of_c, n), p * size + n
-            one = _next(states, at, keeping, first, given, asked, one)
-            two = _next(states, at + size, keeping, second, given, asked, two)
-            three = _next(states, at + 2 * size, keeping, third, given, asked, three)
-            four = _next(states, at + 3 * size, keeping, fourth, given, asked, four)
+            one = _take_on(states, at, keeping, first, given, asked, one)
+            two = _take_on(states, at + size, keeping, second, given, asked, two)
+            three = _take_on(states, at + 2 * size, keeping, third, given, asked, three)
+            four = _take_on(states, at + 3 * size, keeping, fourth, given, asked, four)
         store_sums(one, two, three, four, of_sums, p)
     for p in range(len(values)):
         result[p] = as_element(sums[p] + skip * as_float(values[p]), like)
@@ -202,62 +220,32 @@ def _step_of_vectors(h, values, step, kept, b, c, skip, result, like, sums):  # 
 
 @inline
 @no_type_check
-def _next_two(state, kept, update, b, c, total):  # pragma: no cover
-    """A vector of a state, and what it gives to `total`."""
-    new = fma(state, kept, mul(update, b))
-    return new, fma(new, c, total)
+def _updates(steps, values, more, p):  # pragma: no cover
+    return splat(steps[0] * as_float(values[p])), splat(steps[1] * as_float(more[p]))
 
 
-@inlined
+@inner_fast
 @no_type_check
 def _two_steps(
     h, values, more, steps, kept, b, c, skip, result, next_result, like, sums
 ):  # fmt: skip  # pragma: no cover
     """A token and the next one, for which a state is read and written once."""
-    size, zero = b.shape[1], splat(np.float32(0))
-    keeping, keeping_more = splat(kept[0]), splat(kept[1])
+    size, zeros = b.shape[1], (splat(np.float32(0)), splat(np.float32(0)))
+    keeping = (splat(kept[0]), splat(kept[1]))
     states, of_b, of_c, of_sums = pointer(h), pointer(b), pointer(c), pointer(sums)
     for p in range(0, len(values), 4):
-        updates = (
-            splat(steps[0] * as_float(values[p])),
-            splat(steps[0] * as_float(values[p + 1])),
-            splat(steps[0] * as_float(values[p + 2])),
-            splat(steps[0] * as_float(values[p + 3])),
-        )
-        updates_more = (
-            splat(steps[1] * as_float(more[p])),
-            splat(steps[1] * as_float(more[p + 1])),
-            splat(steps[1] * as_float(more[p + 2])),
-            splat(steps[1] * as_float(more[p + 3])),
-        )
-        one, two, three, four = zero, zero, zero, zero
-        one_more, two_more, three_more, four_more = zero, zero, zero, zero
+        first, second = _updates(steps, values, more, p), _updates(steps, values, more, p + 1)
+        third, fourth = _updates(steps, values, more, p + 2), _updates(steps, values, more, p + 3)
+        one, two, three, four = zeros, zeros, zeros, zeros
         for n in range(0, size, LANES):
-            given, asked, at = load(of_b, n), load(of_c, n), p * size + n
-            given_more, asked_more = load(of_b, size + n), load(of_c, size + n)
-            row, one = _next_two(load(states, at), keeping, updates[0], given, asked, one)
-            row, one_more = _next_two(
-                row, keeping_more, updates_more[0], given_more, asked_more, one_more
-            )
-            store(row, states, at)
-            row, two = _next_two(load(states, at + size), keeping, updates[1], given, asked, two)
-            row, two_more = _next_two(
-                row, keeping_more, updates_more[1], given_more, asked_more, two_more
-            )
-            store(row, states, at + size)
-            at += 2 * size
-            row, three = _next_two(load(states, at), keeping, updates[2], given, asked, three)
-            row, three_more = _next_two(
-                row, keeping_more, updates_more[2], given_more, asked_more, three_more
-            )
-            store(row, states, at)
-            row, four = _next_two(load(states, at + size), keeping, updates[3], given, asked, four)
-            row, four_more = _next_two(
-                row, keeping_more, updates_more[3], given_more, asked_more, four_more
-            )
-            store(row, states, at + size)
-        store_sums(one, two, three, four, of_sums, p)
-        store_sums(one_more, two_more, three_more, four_more, of_sums, len(values) + p)
+            given = (load(of_b, n), load(of_b, size + n))
+            asked, at = (load(of_c, n), load(of_c, size + n)), p * size + n
+            one = _take_on_twice(states, at, keeping, first, given, asked, one)
+            two = _take_on_twice(states, at + size, keeping, second, given, asked, two)
+            three = _take_on_twice(states, at + 2 * size, keeping, third, given, asked, three)
+            four = _take_on_twice(states, at + 3 * size, keeping, fourth, given, asked, four)
+        store_sums(one[0], two[0], three[0], four[0], of_sums, p)
+        store_sums(one[1], two[1], three[1], four[1], of_sums, len(values) + p)
     for p in range(len(values)):
         result[p] = as_element(sums[0, p] + skip * as_float(values[p]), like)
         next_result[p] = as_element(sums[1, p] + skip * as_float(more[p]), like)

@@ -6,7 +6,7 @@ of each, with these inputs of 16 outputs, for which pairs of inputs have to stan
 are.
 
 A process has to ask its kernel for these registers (`multiplies_tiles`). How much of each is filled
-has to be said before, which takes as long as two products: `take_tiles` keeps what was said last.
+has to be said before, which takes longer than a product: `take_tiles` keeps what was said last.
 """
 
 from collections.abc import Callable

@@ -1,5 +1,6 @@
 """Arithmetic with the vectors of `hybridrt.kernels.cpu.vectors`, and between their lanes."""
 
+from collections.abc import Callable
 from typing import Any, no_type_check
 
 from llvmlite import binding, ir
@@ -42,48 +43,34 @@ def fma(typing_context, a, b, c):
     return FLOATS(FLOATS, FLOATS, FLOATS), code
 
 
-@intrinsic
 @no_type_check
-def mul(typing_context, a, b):
-    """`a * b`."""
+def _make_lane_by_lane(write: Callable[..., Any]) -> Any:
+    """A function of two vectors, for each lane of which `write` gives the instructions."""
 
-    def code(context, builder, signature, args):
-        return builder.fmul(*args)
+    @intrinsic
+    def run(typing_context, a, b):
+        def code(context, builder, signature, args):
+            return write(builder, *args)
 
-    return FLOATS(FLOATS, FLOATS), code
+        return FLOATS(FLOATS, FLOATS), code
 
-
-@intrinsic
-@no_type_check
-def div(typing_context, a, b):
-    """`a / b`."""
-
-    def code(context, builder, signature, args):
-        return builder.fdiv(*args)
-
-    return FLOATS(FLOATS, FLOATS), code
+    return run
 
 
-@intrinsic
-@no_type_check
-def add(typing_context, a, b):
-    """`a + b`."""
-
-    def code(context, builder, signature, args):
-        return builder.fadd(*args)
-
-    return FLOATS(FLOATS, FLOATS), code
+def _picked(builder: Any, comparison: str, a: Any, b: Any) -> Any:
+    return builder.select(builder.fcmp_ordered(comparison, a, b), a, b)
 
 
-@intrinsic
-@no_type_check
-def sub(typing_context, a, b):
-    """`a - b`."""
+mul = _make_lane_by_lane(lambda builder, a, b: builder.fmul(a, b))
+div = _make_lane_by_lane(lambda builder, a, b: builder.fdiv(a, b))
+add = _make_lane_by_lane(lambda builder, a, b: builder.fadd(a, b))
+sub = _make_lane_by_lane(lambda builder, a, b: builder.fsub(a, b))
 
-    def code(context, builder, signature, args):
-        return builder.fsub(*args)
+more_of = _make_lane_by_lane(lambda builder, a, b: _picked(builder, ">", a, b))
+"""The larger number in each lane, in one instruction; `b` where either is NaN."""
 
-    return FLOATS(FLOATS, FLOATS), code
+less_of = _make_lane_by_lane(lambda builder, a, b: _picked(builder, "<", a, b))
+"""The smaller number in each lane, in one instruction; `b` where either is NaN."""
 
 
 @intrinsic
@@ -95,30 +82,6 @@ def larger(typing_context, a, b):
         a, b = args
         takes_a = builder.or_(builder.fcmp_ordered(">", a, b), builder.fcmp_unordered("uno", a, a))
         return builder.select(takes_a, a, b)
-
-    return FLOATS(FLOATS, FLOATS), code
-
-
-@intrinsic
-@no_type_check
-def more_of(typing_context, a, b):
-    """The larger number in each lane, in one instruction: of NaN and a number `b`."""
-
-    def code(context, builder, signature, args):
-        a, b = args
-        return builder.select(builder.fcmp_ordered(">", a, b), a, b)
-
-    return FLOATS(FLOATS, FLOATS), code
-
-
-@intrinsic
-@no_type_check
-def less_of(typing_context, a, b):
-    """The smaller number in each lane, in one instruction: of NaN and a number `b`."""
-
-    def code(context, builder, signature, args):
-        a, b = args
-        return builder.select(builder.fcmp_ordered("<", a, b), a, b)
 
     return FLOATS(FLOATS, FLOATS), code
 
