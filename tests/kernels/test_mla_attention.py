@@ -56,6 +56,8 @@ SIZES = (
     replace(PLAIN, rank=4),
     replace(PLAIN, block_size=1),
     replace(PLAIN, block_size=64),
+    replace(PLAIN, rope_dim=32, rank=64, block_size=16),  # read in pages, where others are copied
+    replace(PLAIN, rope_dim=32, rank=64, block_size=16, window=Window(30)),
     replace(PLAIN, window=Window(1)),
     replace(PLAIN, window=Window(6)),
     replace(PLAIN, window=Window(16), block_size=1, rank=4),
@@ -153,6 +155,13 @@ def test_every_geometry(attends: Backend, dtype: torch.dtype, sizes: Sizes) -> N
 @pytest.mark.parametrize("lengths", EXTREMES, ids=str)
 def test_extreme_batches(attends: Backend, dtype: torch.dtype, lengths: Ragged) -> None:
     _check(lengths, dtype, attends, replace(PLAIN, heads=1))
+
+
+def test_of_long_contexts(attends: Backend, dtype: torch.dtype) -> None:
+    """Which threads share in pieces; two rows have odd ends."""
+    lengths = Ragged(((256, 1), (600, 1), (79, 1)), 3)
+    for sizes in (PLAIN, replace(PLAIN, rope_dim=32, rank=64, block_size=16)):
+        _check(lengths, dtype, attends, sizes)
 
 
 def _expands(sizes: Sizes, context: int, queries: int) -> bool:

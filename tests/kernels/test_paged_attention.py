@@ -80,6 +80,11 @@ SIZES = (
     replace(PLAIN, softcap=2.0, sinks=True, head_dim_v=3, apart=True),
     replace(PLAIN, sinks=True, window=Window(6)),
     replace(PLAIN, softcap=0.7, window=Window(6, chunked=True), heads=6),
+    # Many query heads a key head, which AMX multiplies.
+    replace(PLAIN, heads=20, kv_heads=2, head_dim_k=32, block_size=16),
+    replace(PLAIN, heads=20, kv_heads=1, head_dim_k=12, head_dim_v=9, softcap=0.7, sinks=True),
+    replace(PLAIN, heads=9, kv_heads=1, head_dim_k=64, head_dim_v=70, block_size=64, layout="NHD"),
+    replace(PLAIN, heads=9, kv_heads=1, head_dim_k=32, block_size=16, window=Window(9)),
 )
 SCALE = 0.3
 Backend = tuple[str, AttentionBackend]

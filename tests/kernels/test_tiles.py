@@ -1,6 +1,7 @@
 """Products by AMX: the same sums as of pairs, each as it is alone."""
 
 import numba
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -10,7 +11,16 @@ from torch import Tensor
 from hybridrt.kernels.cpu.packed_dot import OUTPUTS
 from hybridrt.kernels.cpu.packed_linear import add_products
 from hybridrt.kernels.cpu.pairs import MULTIPLIES_PAIRS
-from hybridrt.kernels.cpu.tiles import add_by_tiles, multiplies_tiles, release_tiles, take_tiles
+from hybridrt.kernels.cpu.tiles import (
+    ROWS,
+    RUNS,
+    add_by_tiles,
+    multiplies_tiles,
+    multiply_runs,
+    release_tiles,
+    take_tiles,
+)
+from hybridrt.kernels.cpu.vectors import pointer
 from tests.harness.properties import bounded
 
 needs_tiles = pytest.mark.skipif(not multiplies_tiles(), reason="the processor has no AMX")
@@ -90,6 +100,31 @@ def test_other_vectors_may_hold_anything() -> None:
     others = [t for t in range(40) if t not in (3, 20)]
     assert torch.equal(spoilt[others], clean[others])
     assert spoilt[3].isnan().all() and not spoilt[20].isfinite().any()
+
+
+@numba.njit
+def run_runs(runs: np.ndarray, anew: bool, *args: int) -> None:
+    tiles = take_tiles(True)
+    of_runs = pointer(runs)  # pyright: ignore[reportCallIssue]
+    multiply_runs(tiles, anew, of_runs, *args)
+    release_tiles(tiles)
+
+
+@needs_tiles
+@pytest.mark.parametrize("steps", [1, 2, 18])
+def test_runs_of_vectors_may_lie_anywhere(steps: int) -> None:
+    torch.manual_seed(steps)
+    inputs = 2 * ROWS * steps
+    x = torch.randn(RUNS, ROWS, inputs + 10).bfloat16()
+    weight = torch.randn(ROWS, inputs).bfloat16()
+    block = weight.view(torch.int32).T.contiguous()
+    order = torch.randperm(RUNS)
+    places = [[x[run].data_ptr(), 2 * x.stride(1)] for run in order]
+    runs, sums = np.array(places, np.int64).ravel(), torch.full((RUNS * ROWS, ROWS), torch.nan)
+    exact = (x[order, :, :inputs].double() @ weight.double().T).flatten(0, 1)
+    for times, anew in enumerate((True, False), start=1):
+        run_runs(runs, anew, block.data_ptr(), steps, sums.data_ptr())
+        assert (sums - times * exact).abs().max() <= 1e-4
 
 
 @pytest.mark.skipif(not MULTIPLIES_PAIRS, reason="the processor has no AVX512-BF16")

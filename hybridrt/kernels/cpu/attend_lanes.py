@@ -10,7 +10,7 @@ from typing import no_type_check
 import numba
 import numpy as np
 
-from hybridrt.kernels.cpu.attend import find
+from hybridrt.kernels.cpu.attend_jobs import find
 from hybridrt.kernels.cpu.attend_tile import NOTHING, first_seen
 from hybridrt.kernels.cpu.bfloat16 import address_of, singles
 from hybridrt.kernels.cpu.fours import FOUR

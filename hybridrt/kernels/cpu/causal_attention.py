@@ -6,8 +6,8 @@ import torch
 from jaxtyping import BFloat16, Float, Float32
 from torch import Tensor
 
-from hybridrt.kernels.cpu.attend import Sizes
 from hybridrt.kernels.cpu.attend_blocks import Chunk, attend_blocks
+from hybridrt.kernels.cpu.attend_jobs import Sizes
 from hybridrt.kernels.cpu.attend_lanes import attend_lanes
 from hybridrt.kernels.cpu.bfloat16 import are_singles
 from hybridrt.kernels.cpu.pack_tokens import pack_tokens

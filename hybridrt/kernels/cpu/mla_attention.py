@@ -10,11 +10,12 @@ from jaxtyping import Float, Float32, Shaped
 from torch import Tensor
 
 from hybridrt.batch import Prefill, Rows, TokenPages
-from hybridrt.kernels.cpu.attend import Sizes, attend
+from hybridrt.kernels.cpu import mla_project, mla_project_amx
+from hybridrt.kernels.cpu.attend import attend, by_tiles
+from hybridrt.kernels.cpu.attend_jobs import Sizes
 from hybridrt.kernels.cpu.attend_lanes import attend_lanes
 from hybridrt.kernels.cpu.bfloat16 import are_singles, is_readable, of_dtype
 from hybridrt.kernels.cpu.causal_attention import causal_attention
-from hybridrt.kernels.cpu.mla_project import absorb, expand_values
 from hybridrt.kernels.reference import mla_attention as reference
 from hybridrt.kernels.reference.gather import Reach
 from hybridrt.kernels.reference.softmax_attention import Softmax
@@ -41,8 +42,11 @@ def mla_attention(
     reach, softmax = Reach(window, chunked), Softmax(scale)
     latents = reference.Latents(c_kv, k_pe, c_kv_scale)
     if n and readable and c_kv_scale is None and c_kv.dtype == k_pe.dtype:
-        q = absorb(q_nope[:n], q_pe[:n], w_uk)
-        expand_values(_decode(q, c_kv, k_pe, pages, batch, scale, reach), w_uv, out[:n])
+        is_amx = by_tiles(q_nope, q_pe, c_kv, k_pe, w_uk, w_uv)
+        project = mla_project_amx if is_amx else mla_project
+        q = project.absorb(q_nope[:n], q_pe[:n], w_uk)
+        attended = _decode(q, c_kv, k_pe, pages, batch, scale, reach)
+        project.expand_values(attended, w_uv, out[:n])
     elif n:
         queries = q_nope[:n], q_pe[:n]
         out[:n] = reference.decode(*queries, latents, w_uk, w_uv, pages, batch, softmax, reach)
@@ -109,8 +113,9 @@ def _decode(
     reach: Reach,
 ) -> Float32[Tensor, "rows heads rank"]:
     """What each head of a decode row attends to: a latent."""
-    out = torch.empty(*q.shape[:2], c_kv.shape[-1], dtype=torch.float32)
+    out = torch.empty(*q.shape[:2], c_kv.shape[-1], dtype=q.dtype)
     attend(
+        by_tiles(q, c_kv, k_pe),
         of_dtype(q),
         q.data_ptr(),
         of_dtype(c_kv),

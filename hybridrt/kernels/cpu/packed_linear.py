@@ -142,7 +142,7 @@ def add_products(
     but `count` and `pairs`, of inputs, are addresses and bytes. `following` is the block that is
     needed next.
     """
-    if len(tiles) > 0:
+    if tiles != 0:
         add_by_tiles(
             tiles, anew, block, 4 * OUTPUTS, 2 * OUTPUTS, vectors, vector_bytes, pairs, sums, count,
             following

@@ -133,7 +133,7 @@ def add_quantised(
     that is needed next.
     """
     group = inputs // groups
-    by_tiles = len(tiles) > 0
+    by_tiles = tiles != 0
     of_group, many = group * BLOCK * bits // 8, by_tiles or tokens > FEW
     room = aligned(tokens * BLOCK if by_tiles else 0)
     # The last groups begin to read another block than that behind them.

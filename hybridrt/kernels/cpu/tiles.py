@@ -13,7 +13,6 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, no_type_check
 
-import numpy as np
 import torch
 from llvmlite import binding, ir
 from numba.core import types
@@ -35,6 +34,9 @@ AHEAD = 2
 
 WIDTHS = (OUTPUTS, OUTPUTS // 2)
 """Of blocks, in outputs: `OUTPUTS` of them lie in one block, or in two."""
+
+RUNS = 4
+"""Of `ROWS` vectors that `multiply_runs` takes."""
 
 _SUM_BYTES = 4 * OUTPUTS  # of a vector
 _LINES = 4 * OUTPUTS * ROWS // 64  # of memory, for all weights of `ROWS` pairs
@@ -188,6 +190,47 @@ def _write_dot(
         _do(b, "tilestored64", tile, place, _LONG(_SUM_BYTES))
 
 
+@intrinsic
+@no_type_check
+def _dot_runs(typing_context, anew, runs, block, steps, sums):
+    def code(context, builder, signature, args):
+        if _HAS_TILES:
+            _write_runs(builder, *args)
+        return context.get_dummy_value()
+
+    return types.none(types.boolean, types.CPointer(types.int64), *[types.int64] * 3), code
+
+
+@no_type_check
+def _write_runs(b, anew, runs, block, steps, sums):
+    def at(base, offset):
+        return b.inttoptr(b.add(base, offset), _BYTE.as_pointer())
+
+    def number(index):
+        return b.load(b.gep(runs, [_INT(index)]))
+
+    row_bytes, weights = _LONG(4 * ROWS), _tile(_WEIGHTS[0])
+    begins = [(number(2 * run), number(2 * run + 1)) for run in range(RUNS)]
+    totals = [(_tile(_SUMS[run]), at(sums, _LONG(4 * ROWS * ROWS * run))) for run in range(RUNS)]
+    with b.if_else(anew) as (begins_anew, goes_on):
+        with begins_anew:
+            for tile, _ in totals:
+                _do(b, "tilezero", tile)
+        with goes_on:
+            for tile, place in totals:
+                _do(b, "tileloadd64", tile, place, row_bytes)
+    with for_range(b, steps) as loop:
+        own = b.mul(loop.index, _LONG(4 * ROWS * ROWS))
+        _do(b, "tileloadd64", weights, at(block, own), row_bytes)
+        for run, (begin, step_bytes) in enumerate(begins):
+            held = _tile(_VECTORS[run % 2])
+            inputs = b.mul(loop.index, row_bytes)
+            _do(b, "tileloadd64", held, at(begin, inputs), step_bytes)
+            _do(b, "tdpbf16ps", totals[run][0], held, weights)
+    for tile, place in totals:
+        _do(b, "tilestored64", tile, place, row_bytes)
+
+
 @no_type_check
 def _do(b, name, *args):
     call(b, f"llvm.x86.{name}", ir.VoidType(), list(args))
@@ -197,28 +240,72 @@ def _tile(number: int) -> Any:
     return ir.Constant(_BYTE, number)
 
 
+# An array would be counted with every call that it is passed to; an address is not.
+
+
+@intrinsic
+@no_type_check
+def _allocate(typing_context):
+    def code(context, builder, signature, args):
+        place = context.nrt.allocate(builder, context.get_constant(types.uintp, 8))
+        builder.store(_LONG(0), builder.bitcast(place, _LONG.as_pointer()))
+        return builder.ptrtoint(place, _LONG)
+
+    return types.int64(), code
+
+
+@intrinsic
+@no_type_check
+def _free(typing_context, place):
+    def code(context, builder, signature, args):
+        context.nrt.free(builder, builder.inttoptr(args[0], _BYTE.as_pointer()))
+        return context.get_dummy_value()
+
+    return types.none(types.int64), code
+
+
+@intrinsic
+@no_type_check
+def _read(typing_context, place):
+    def code(context, builder, signature, args):
+        return builder.load(builder.inttoptr(args[0], _LONG.as_pointer()))
+
+    return types.int64(types.int64), code
+
+
+@intrinsic
+@no_type_check
+def _write(typing_context, place, number):
+    def code(context, builder, signature, args):
+        builder.store(args[1], builder.inttoptr(args[0], _LONG.as_pointer()))
+        return context.get_dummy_value()
+
+    return types.none(types.int64, types.int64), code
+
+
 @inner
 @no_type_check
 def take_tiles(are_there):  # pragma: no cover  (compiled, as all below)
-    """What the registers hold, for `add_by_tiles`; without registers, nothing."""
-    return np.zeros(1 if are_there else 0, np.int64)
+    """For `add_by_tiles`, where it keeps what the registers hold; without registers 0."""
+    return _allocate() if are_there else 0
 
 
 @inner
 @no_type_check
 def release_tiles(tiles):  # pragma: no cover
     """Has nobody save registers that are no longer needed."""
-    if len(tiles) > 0:
+    if tiles != 0:
         _release_tiles()
+        _free(tiles)
 
 
 @inner
 @no_type_check
 def _hold(tiles, rows, more_rows, pairs):  # pragma: no cover
     sizes = rows | more_rows << 8 | pairs << 16
-    if tiles[0] != sizes:
+    if _read(tiles) != sizes:
         _set_tiles(rows, more_rows, pairs)
-        tiles[0] = sizes
+        _write(tiles, sizes)
 
 
 @inner
@@ -271,3 +358,16 @@ def add_by_tiles(
                 ahead += 64 * lines * steps
         begin += ROWS * steps
         anew = False
+
+
+@inner
+@no_type_check
+def multiply_runs(tiles, anew, runs, block, steps, sums):  # pragma: no cover
+    """Adds products of `RUNS` times `ROWS` vectors to `sums: float32[RUNS * ROWS, ROWS]`.
+
+    `runs` points to an address of `ROWS` vectors and the bytes from one to the next, for each run.
+    Of the block, `[steps * ROWS, ROWS, 2]`, pairs of inputs of `ROWS` outputs stand side by side.
+    It and `sums` are addresses. `anew` writes sums, whatever stood there.
+    """
+    _hold(tiles, ROWS, ROWS, ROWS)
+    _dot_runs(anew, runs, block, steps, sums)

@@ -1,0 +1,197 @@
+"""What `attend_tile` does, by AMX: scores of bfloat16 queries, and weighted sums of values.
+
+Keys are multiplied where they stand, `ROWS` tokens at a time, if these lie in one page and their
+size is whole steps; else they are copied. Of values, two tokens' numbers are put side by side.
+"""
+
+from typing import NamedTuple, no_type_check
+
+import numpy as np
+
+from hybridrt.kernels.cpu.attend_tile import TILE, weigh
+from hybridrt.kernels.cpu.bfloat16 import halves, words
+from hybridrt.kernels.cpu.jit import inner
+from hybridrt.kernels.cpu.pairs import store_pairs, store_side_by_side
+from hybridrt.kernels.cpu.tiles import OUTPUTS, ROWS, RUNS, add_by_tiles, multiply_runs
+from hybridrt.kernels.cpu.vector_math import mul, splat
+from hybridrt.kernels.cpu.vectors import LANES, aligned, load, pointer, store
+
+assert RUNS * ROWS == TILE, "a tile of tokens is multiplied at once"
+
+STEP = 2 * ROWS
+"""Numbers of a key that are multiplied at once."""
+
+
+@inner
+@no_type_check
+def steps_of(size):  # pragma: no cover  (compiled, as all below)
+    """Whole steps that so many numbers fill."""
+    return (size + STEP - 1) // STEP
+
+
+class Rooms(NamedTuple):
+    """Of a worker: packed queries, copied keys, where keys are, sums, some values, weights."""
+
+    queries: np.ndarray
+    keys: np.ndarray
+    runs: np.ndarray
+    found: np.ndarray
+    values: np.ndarray
+    weights: np.ndarray
+
+
+@inner
+@no_type_check
+def _zeros(count):  # pragma: no cover
+    room = aligned(count)
+    room[:] = 0
+    return room
+
+
+@inner
+@no_type_check
+def rooms_of(k, more):  # pragma: no cover
+    """For keys whose two parts have such sizes. Zeros, so that what lies between is."""
+    keys = aligned(TILE * STEP // 2 * max(steps_of(k), steps_of(more)))
+    if k % STEP > 0 or more % STEP > 0:
+        keys[:] = 0
+    return Rooms(
+        _zeros((steps_of(k) + steps_of(more)) * ROWS * ROWS).view(np.uint32),
+        keys.view(np.uint16),
+        np.empty(2 * RUNS, np.int64),
+        aligned(TILE * ROWS),
+        _zeros(TILE * OUTPUTS // 2).view(np.uint32),
+        _zeros(ROWS * TILE // 2).view(np.uint16),
+    )
+
+
+@inner
+@no_type_check
+def _pack(q, step, heads, size, packed):  # pragma: no cover
+    for g in range(heads):
+        query = words(q + 2 * g * step, size // 2)
+        for pair in range(size // 2):
+            packed[pair * ROWS + g] = query[pair]
+
+
+@inner
+@no_type_check
+def pack_queries(q, query, step, heads, size, more, packed):  # pragma: no cover
+    """Pairs of numbers of some heads' queries, `step` apart, into `packed: uint32[_, ROWS]`.
+
+    `q` is an address, and the first one begins at `query`. It has two parts of even sizes; the
+    second one begins with a whole step.
+    """
+    first = q + 2 * query
+    _pack(first, step, heads, size, packed)
+    rest = packed[ROWS * ROWS * steps_of(size) :]
+    _pack(first + 2 * size, step, heads, more, rest)
+
+
+@inner
+@no_type_check
+def find_runs(
+    keys, places, begin, first, count, size, token, block_size, room, runs
+):  # fmt: skip  # pragma: no cover
+    """Where the `count` keys from `begin` on are read; in `room` if not where they stand.
+
+    `keys` is an address. `first` is the first token's place in its page, or in one before.
+    """
+    width = steps_of(size) * STEP
+    for run in range(RUNS):
+        t = min(run * ROWS, (count - 1) // ROWS * ROWS)
+        if size == width and (first + t) % block_size + ROWS <= block_size:
+            runs[2 * run], runs[2 * run + 1] = keys + 2 * places[begin + t], 2 * token
+            continue
+        copies = run * ROWS * width
+        runs[2 * run], runs[2 * run + 1] = room + 2 * copies, 2 * width
+        for row in range(min(ROWS, count - t)):
+            key = halves(keys + 2 * places[begin + t + row], size)
+            copy = halves(room + 2 * (copies + row * width), size)
+            copy[:] = key
+
+
+@inner
+@no_type_check
+def by_head(found, heads, count, scale, scores):  # pragma: no cover
+    """`found: float32[TILE, ROWS]` of `multiply_runs`, scaled, as `attend_tile` has scores."""
+    for g in range(heads):
+        for t in range(count):
+            scores[g * TILE + t] = found[t * ROWS + g] * scale
+
+
+@inner
+@no_type_check
+def pair_values(values, places, begin, skipped, some, count, room):  # pragma: no cover
+    """Neighbouring tokens' numbers side by side, into `room: uint32[count / 2, OUTPUTS]`.
+
+    `some` numbers of each, behind the `skipped` first ones. With the last of an odd count stand
+    zeros. `values` and `room` are addresses.
+    """
+    whole, values = some // STEP * STEP, values + 2 * skipped
+    for t in range(0, count, 2):
+        one, other = values + 2 * places[begin + t], values + 2 * places[begin + t + 1]
+        into, is_pair = room + 2 * OUTPUTS * t, t + 1 < count
+        for d in range(0, whole if is_pair else 0, STEP):
+            store_side_by_side(one + 2 * d, other + 2 * d, into + 4 * d)
+        of_one, of_other, joined = halves(one, some), halves(other, some), words(into, some)
+        for d in range(whole if is_pair else 0, some):
+            joined[d] = np.uint32(of_one[d]) | np.uint32(of_other[d] if is_pair else 0) << 16
+
+
+@inner
+@no_type_check
+def _keep(sums, first, heads, kept):  # pragma: no cover
+    """`kept * sums`, by head, of `OUTPUTS` sums each from the `first` on."""
+    for g in range(heads):
+        if kept[g] != 1:
+            share, begin = splat(kept[g]), first + g * OUTPUTS
+            for d in range(begin, begin + OUTPUTS, LANES):
+                store(mul(load(sums, d), share), sums, d)
+
+
+@inner
+@no_type_check
+def attend_by_tiles(
+    tiles, job, k, more, v, places, sizes, scale, softcap, rooms, softmax
+):  # fmt: skip  # pragma: no cover
+    """A piece's packed queries: adds to `sums` and `totals`, and raises `tops`, of `softmax`.
+
+    Its `sums: float32[v / OUTPUTS, ROWS, OUTPUTS]`; of heads that aren't there they mean nothing.
+    """
+    # Arrays are counted wherever they are passed on; addresses and pointers are not.
+    at_k, at_more, at_v = k.ctypes.data, more.ctypes.data, v.ctypes.data
+    k_places, more_places, v_places = pointer(places.k), pointer(places.more), pointer(places.v)
+    queries, keys, runs = rooms.queries.ctypes.data, rooms.keys.ctypes.data, pointer(rooms.runs)
+    at_found, found, values = (
+        rooms.found.ctypes.data,
+        pointer(rooms.found),
+        rooms.values.ctypes.data,
+    )
+    at_weights, weights = rooms.weights.ctypes.data, pointer(rooms.weights)
+    tops, totals, kept = pointer(softmax.tops), pointer(softmax.totals), pointer(softmax.kept)
+    at_sums, sums, scores = softmax.sums.ctypes.data, pointer(softmax.sums), pointer(softmax.scores)
+    k_steps, more_steps, block = steps_of(sizes.k), steps_of(sizes.more), sizes.block_size
+    for t in range(0, job.tokens, TILE):
+        tile, first = min(TILE, job.tokens - t), job.first + t
+        find_runs(at_k, k_places, t, first, tile, sizes.k, sizes.k_token, block, keys, runs)
+        multiply_runs(tiles, True, runs, queries, k_steps, at_found)
+        if more_steps > 0:
+            find_runs(
+                at_more, more_places, t, first, tile, sizes.more, sizes.more_token, block, keys,
+                runs
+            )  # fmt: skip
+            rest = queries + 4 * ROWS * ROWS * k_steps
+            multiply_runs(tiles, False, runs, rest, more_steps, at_found)
+        by_head(found, job.heads, tile, scale, scores)
+        weigh(scores, job.heads, tile, softcap, tops, totals, kept)
+        for g in range(job.heads):
+            for i in range(g * TILE, g * TILE + tile, LANES):
+                store_pairs(load(scores, i), weights, i)
+        for d in range(0, sizes.v, OUTPUTS):
+            pair_values(at_v, v_places, t, d, min(OUTPUTS, sizes.v - d), tile, values)
+            _keep(sums, d * ROWS, job.heads, kept)
+            add_by_tiles(
+                tiles, False, values, 4 * OUTPUTS, 2 * OUTPUTS, at_weights, 2 * TILE,
+                (tile + 1) // 2, at_sums + 4 * d * ROWS, ROWS, 0
+            )  # fmt: skip

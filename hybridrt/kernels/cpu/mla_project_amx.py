@@ -1,0 +1,157 @@
+"""What `mla_project` does, by AMX, of bfloat16: latents are rounded to it too."""
+
+from typing import no_type_check
+
+import numba
+import numpy as np
+from jaxtyping import BFloat16
+from torch import Tensor
+
+from hybridrt.kernels.cpu.attend_amx import (
+    by_head,
+    find_runs,
+    pack_queries,
+    pair_values,
+    rooms_of,
+    steps_of,
+)
+from hybridrt.kernels.cpu.attend_tile import TILE
+from hybridrt.kernels.cpu.bfloat16 import halves
+from hybridrt.kernels.cpu.jit import inner, sharing_kernel
+from hybridrt.kernels.cpu.mla_project import SMALL
+from hybridrt.kernels.cpu.pairs import store_pairs
+from hybridrt.kernels.cpu.tiles import (
+    OUTPUTS,
+    ROWS,
+    add_by_tiles,
+    multiply_runs,
+    release_tiles,
+    take_tiles,
+)
+from hybridrt.kernels.cpu.vectors import LANES, aligned, load, pointer, store_some
+
+
+def absorb(
+    q_nope: BFloat16[Tensor, "rows heads nope_dim"],
+    q_pe: BFloat16[Tensor, "rows heads rope_dim"],
+    w_uk: BFloat16[Tensor, "heads nope_dim rank"],
+) -> BFloat16[Tensor, "rows heads latent_dim"]:
+    """Queries that can be compared with latents. `nope_dim` is even."""
+    rows, heads, dim = q_nope.shape
+    rank = w_uk.shape[2]
+    out = q_nope.new_empty(rows, heads, rank + q_pe.shape[2])
+    out[:, :, rank:] = q_pe
+    threads = numba.get_num_threads() if q_nope.numel() * rank > SMALL else 1
+    _absorb(
+        *(q_nope.data_ptr(), q_nope.stride(0), q_nope.stride(1), rows, heads, dim),
+        *(w_uk.data_ptr(), w_uk.stride(0), w_uk.stride(1), rank),
+        *(out.data_ptr(), out.shape[2], threads),
+    )
+    return out
+
+
+def expand_values(
+    latent: BFloat16[Tensor, "rows heads rank"],
+    w_uv: BFloat16[Tensor, "heads v_dim rank"],
+    out: BFloat16[Tensor, "rows heads v_dim"],
+) -> None:
+    """Each head's value, of a latent that it attended to. `rank` is even, `out` has no gaps."""
+    threads = numba.get_num_threads() if out.numel() * latent.shape[2] > SMALL else 1
+    _expand(
+        *(latent.data_ptr(), *latent.shape, w_uv.data_ptr(), w_uv.stride(0), w_uv.stride(1)),
+        *(out.data_ptr(), out.shape[2], threads),
+    )
+
+
+@inner
+@no_type_check
+def _write(sums, at, out, size):  # pragma: no cover  (compiled, as all below)
+    """Some sums, rounded, to an address."""
+    result = pointer(halves(out, size))
+    for d in range(0, size, LANES):
+        if d + LANES <= size:
+            store_pairs(load(sums, at + d), result, d)
+        else:
+            store_some(load(sums, at + d), result, d, size - d)
+
+
+@inner
+@no_type_check
+def _absorb_heads(
+    worker, workers, q, q_row, q_head, rows, heads, dim, w, w_head, w_row, rank, out, latent_dim
+):  # fmt: skip  # pragma: no cover
+    """The heads whose turn it is: their weights' rows are added, as values are."""
+    tiles, sums, room = take_tiles(True), aligned(rows * OUTPUTS), aligned((dim + 1) // 2 * OUTPUTS)
+    places = np.arange(dim + 1) * w_row
+    of_places, of_sums, paired = pointer(places), pointer(sums), room.ctypes.data
+    for head in range(worker, heads, workers):
+        for d in range(0, rank, OUTPUTS):
+            some = min(OUTPUTS, rank - d)
+            pair_values(w + 2 * head * w_head, of_places, 0, d, some, dim, paired)
+            add_by_tiles(
+                tiles, True, paired, 4 * OUTPUTS, 2 * OUTPUTS, q + 2 * head * q_head, 2 * q_row,
+                dim // 2, sums.ctypes.data, rows, 0
+            )  # fmt: skip
+            for row in range(rows):
+                into = out + 2 * ((row * heads + head) * latent_dim + d)
+                _write(of_sums, row * OUTPUTS, into, some)
+    release_tiles(tiles)
+
+
+@sharing_kernel
+@no_type_check
+def _absorb(
+    q, q_row, q_head, rows, heads, dim, w, w_head, w_row, rank, out, latent_dim, threads
+):  # fmt: skip  # pragma: no cover
+    if threads == 1:
+        _absorb_heads(
+            0, 1, q, q_row, q_head, rows, heads, dim, w, w_head, w_row, rank, out, latent_dim
+        )
+        return
+    for worker in numba.prange(threads):
+        _absorb_heads(
+            np.int64(worker), threads, q, q_row, q_head, rows, heads, dim, w, w_head, w_row, rank,
+            out, latent_dim
+        )  # fmt: skip
+
+
+@inner
+@no_type_check
+def _expand_heads(
+    worker, workers, latent, rows, heads, rank, w, w_head, w_row, out, v_dim
+):  # fmt: skip  # pragma: no cover
+    """The heads whose turn it is: latents are multiplied with weights' rows, as with keys."""
+    tiles, rooms, scores = take_tiles(True), rooms_of(rank, 0), aligned(ROWS * TILE)
+    places, steps = np.arange(v_dim + 1) * w_row, steps_of(rank)
+    of_places, runs, found = pointer(places), pointer(rooms.runs), pointer(rooms.found)
+    keys, values = rooms.keys.ctypes.data, pointer(scores)
+    for job in range(worker, heads * ((rows + ROWS - 1) // ROWS), workers):
+        row, head = job // heads * ROWS, job % heads
+        count = min(ROWS, rows - row)
+        pack_queries(
+            latent, (row * heads + head) * rank, heads * rank, count, rank, 0, rooms.queries
+        )
+        for v in range(0, v_dim, TILE):
+            some, own = min(TILE, v_dim - v), w + 2 * head * w_head
+            find_runs(own, of_places, v, v, some, rank, w_row, v_dim, keys, runs)
+            queries = rooms.queries.ctypes.data
+            multiply_runs(tiles, True, runs, queries, steps, rooms.found.ctypes.data)
+            by_head(found, count, some, np.float32(1), values)
+            for g in range(count):
+                into = out + 2 * (((row + g) * heads + head) * v_dim + v)
+                _write(values, g * TILE, into, some)
+    release_tiles(tiles)
+
+
+@sharing_kernel
+@no_type_check
+def _expand(
+    latent, rows, heads, rank, w, w_head, w_row, out, v_dim, threads
+):  # fmt: skip  # pragma: no cover
+    if threads == 1:
+        _expand_heads(0, 1, latent, rows, heads, rank, w, w_head, w_row, out, v_dim)
+        return
+    for worker in numba.prange(threads):
+        _expand_heads(
+            np.int64(worker), threads, latent, rows, heads, rank, w, w_head, w_row, out, v_dim
+        )  # fmt: skip
