@@ -109,7 +109,7 @@ def test_extreme_batches(device_and_backend: Backend, dtype: torch.dtype, length
     _check(lengths, dtype, device_and_backend)
 
 
-@pytest.mark.parametrize("sizes", [(1, 1), (67, 3), (130, 16), (5, 33)], ids=str)
+@pytest.mark.parametrize("sizes", [(1, 1), (67, 3), (130, 16), (80, 16), (5, 33)], ids=str)
 def test_odd_sizes(device_and_backend: Backend, dtype: torch.dtype, sizes: tuple[int, int]) -> None:
     lengths = Ragged(((3, 1), (1, 1), (0, 33), (5, 2), (0, 1)), 2)
     _check(lengths, dtype, device_and_backend, sizes)
@@ -132,12 +132,16 @@ def test_a_state_in_bfloat16_is_rounded_where_it_is_stored_and_nowhere_else(
     torch.testing.assert_close(stored.double(), exact_states, rtol=2**-8, atol=1e-6)
 
 
-def test_bug_09_a_chunk_goes_on_from_the_state_before_it(device_and_backend: Backend) -> None:
+@pytest.mark.parametrize("sizes", [(16, 8), (48, 16)], ids=str)
+def test_bug_09_a_chunk_goes_on_from_the_state_before_it(
+    device_and_backend: Backend, sizes: tuple[int, int]
+) -> None:
+    """On a CPU with the same bits: long rows have states in another order than short ones."""
     device, backend = device_and_backend
-    x, dt, A, B, C, D, _ = _inputs([], 70, torch.float32, (16, 8), seed=0)
+    x, dt, A, B, C, D, _ = _inputs([], 70, torch.float32, sizes, seed=0)
 
     def run(cuts: Sequence[int]) -> tuple[Tensor, Tensor]:
-        state = torch.full((3, 16, 8), torch.nan, device=device)
+        state = torch.full((3, *sizes), torch.nan, device=device)
         ys: list[Tensor] = []
         for start, stop in zip([0, *cuts], [*cuts, 70], strict=True):
             row = Row(start, stop - start, page=1)
@@ -151,3 +155,4 @@ def test_bug_09_a_chunk_goes_on_from_the_state_before_it(device_and_backend: Bac
     for cuts in ([1], [69], [32], [33, 64], [3, 4, 5, 40], list(range(1, 70))):
         for part, expected in zip(run(cuts), whole, strict=True):
             assert_close(part, expected.cpu())
+            assert backend != "numba" or torch.equal(part, expected)

@@ -74,5 +74,8 @@ inner_fast: Decorator = numba.njit(**_WITHIN, **_OPTIONS)
 inner_sums: Decorator = numba.njit(**_WITHIN, fastmath={"contract", "nsz"})
 """The same, free to multiply and add in one step; sums stay in the order they are written in."""
 
+inner_exact: Decorator = numba.njit(**_WITHIN, fastmath=False)
+"""The same, each operation as it is written. What doesn't say so computes as its caller does."""
+
 inline: Decorator = numba.njit(**_WITHIN, forceinline=True)
 """`inner` of a few lines, which become a part of every function that calls them."""

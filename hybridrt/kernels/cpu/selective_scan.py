@@ -19,7 +19,7 @@ from hybridrt.kernels.cpu.bfloat16 import (
     singles,
 )
 from hybridrt.kernels.cpu.fast_exp import LOG2_E, fast_exp
-from hybridrt.kernels.cpu.jit import inline, inlined, parallel_kernel
+from hybridrt.kernels.cpu.jit import inline, inlined, inner, inner_exact, parallel_kernel
 from hybridrt.kernels.cpu.state_rows import (
     StateRows,
     clear_padding,
@@ -30,11 +30,12 @@ from hybridrt.kernels.cpu.state_rows import (
     starts,
     targets,
 )
-from hybridrt.kernels.cpu.vector_math import exp2, fma, mul, splat, store_sums
+from hybridrt.kernels.cpu.vector_math import add, exp2, fma, mul, splat, store_sums
 from hybridrt.kernels.cpu.vectors import LANES, aligned, load, pointer, prefetch, store
 from hybridrt.kernels.reference import selective_scan as reference
 
 AHEAD = 4  # tokens, from beginning to read one to using it: each lies in other pages of memory
+FEWEST_TOKENS = 16  # of a row, for whose states it is worth to be turned
 CHANNELS = 64  # a thread's share: its states, and a token's x and dt, stay in its L1 cache
 
 
@@ -93,6 +94,9 @@ def _scan(  # pragma: no cover  (compiled, as all below)
             end += 1
         count = min(CHANNELS, channels - first)
         h, sums = aligned(count * state_size), aligned(CHANNELS)
+        by_vectors = state_size == LANES and count % LANES == 0  # as nearly all have
+        rates = singles(A + 4 * first * state_size, len(h))
+        rates_of_lanes = _in_lanes(rates, by_vectors)
         for row in range(begin, end):
             # Of a row that follows it is what the row before it has left, rounded as there.
             source = sources(rows)[row] * rows.stride + first * state_size
@@ -101,6 +105,9 @@ def _scan(  # pragma: no cover  (compiled, as all below)
                 _fetch(octets(states + state_like.itemsize * (source + len(h)), kept.nbytes))
             for n in range(len(h)):
                 h[n] = as_float(kept[n]) if has_initial(rows)[row] else np.float32(0)
+            by_lanes = by_vectors and tokens[row + 1] - tokens[row] >= FEWEST_TOKENS
+            if by_lanes:
+                h = _in_lanes(h, True)
             for t in range(tokens[row], tokens[row + 1]):
                 place = t * channels + first
                 if t + AHEAD < tokens[row + 1]:
@@ -111,13 +118,16 @@ def _scan(  # pragma: no cover  (compiled, as all below)
                 given = elements(x + like.itemsize * place, count, like)
                 result = elements(y + like.itemsize * place, count, like)
                 steps, skip = singles(dt + 4 * place, count), singles(D + 4 * first, count)
-                rates = A + 4 * first * state_size
                 b = singles(B + 4 * t * state_size, state_size)
                 c = singles(C + 4 * t * state_size, state_size)
-                if state_size == LANES and count % 4 == 0:  # as nearly all have
-                    _step_of_vectors(h, given, steps, rates, b, c, skip, result, like, sums)
+                if by_lanes:
+                    _step_of_lanes(h, given, steps, rates_of_lanes, b, c, skip, result)
+                elif by_vectors:
+                    _step_of_vectors(h, given, steps, rates, b, c, skip, result, sums)
                 else:
                     _step(h, given, steps, rates, b, c, skip, result, like, state_size)
+            if by_lanes:
+                h = _in_lanes(h, True)
             target = targets(rows)[row] * rows.stride + first * state_size
             left = elements(states + state_like.itemsize * target, len(h), state_like)
             for n in range(len(h)):
@@ -138,7 +148,7 @@ def _fetch(numbers):  # pragma: no cover
 def _step(h, given, steps, rates, b, c, skip, result, like, state_size):  # pragma: no cover
     """One token of a share of the channels."""
     for d in range(len(given)):
-        rate = singles(rates + 4 * d * state_size, state_size)
+        rate = rates[d * state_size : (d + 1) * state_size]
         state = h[d * state_size : (d + 1) * state_size]
         step, value = steps[d], as_float(given[d])
         update, total = step * value, np.float32(0)
@@ -160,17 +170,73 @@ def _next(states, rates, d, steps, given, b):  # pragma: no cover
     return new
 
 
-@inlined
+@inner_exact
 @no_type_check
-def _step_of_vectors(h, given, steps, rates, b, c, skip, result, like, sums):  # pragma: no cover
+def _step_of_vectors(h, given, steps, rates, b, c, skip, result, sums):  # pragma: no cover
     """The same, where a channel's state is a vector: four channels at a time."""
-    states, of_rates = pointer(h), pointer(singles(rates, len(h)))
-    of_b, of_c, of_sums = load(pointer(b), 0), load(pointer(c), 0), pointer(sums)
+    states, of_rates, of_sums = pointer(h), pointer(rates), pointer(sums)
+    of_b, of_c = load(pointer(b), 0), load(pointer(c), 0)
     for d in range(0, len(given), 4):
         one = mul(_next(states, of_rates, d, steps, given, of_b), of_c)
         two = mul(_next(states, of_rates, d + 1, steps, given, of_b), of_c)
         three = mul(_next(states, of_rates, d + 2, steps, given, of_b), of_c)
         four = mul(_next(states, of_rates, d + 3, steps, given, of_b), of_c)
         store_sums(one, two, three, four, of_sums, d)
-    for d in range(len(given)):
-        result[d] = as_element(sums[d] + skip[d] * as_float(given[d]), like)
+    of_x, of_skip, of_result = pointer(given), pointer(skip), pointer(result)
+    for d in range(0, len(given), LANES):
+        store(fma(load(of_skip, d), load(of_x, d), load(of_sums, d)), of_result, d)
+
+
+@inner
+@no_type_check
+def _in_lanes(numbers, are_vectors):  # pragma: no cover
+    """`LANES` channels' numbers of each state side by side, and back; nothing but of vectors."""
+    turned = aligned(len(numbers) if are_vectors else 0)
+    for begin in range(0, len(turned), LANES * LANES):
+        for d in range(LANES):
+            for n in range(LANES):
+                turned[begin + n * LANES + d] = numbers[begin + d * LANES + n]
+    return turned
+
+
+@inline
+@no_type_check
+def _output(states, rates, at, exponents, update, b, c, n):  # pragma: no cover
+    """The n-th new state of `LANES` channels, times `c`."""
+    place = at + n * LANES
+    decay = exp2(mul(exponents, load(rates, place)))
+    new = fma(load(states, place), decay, mul(update, splat(b[n])))
+    store(new, states, place)
+    return mul(new, splat(c[n]))
+
+
+@inline
+@no_type_check
+def _four_outputs(states, rates, at, exponents, update, b, c, n):  # pragma: no cover
+    """The sum of every fourth one of `LANES` outputs, in the order of `store_sums`."""
+    one = _output(states, rates, at, exponents, update, b, c, n)
+    one = add(one, _output(states, rates, at, exponents, update, b, c, n + 8))
+    other = _output(states, rates, at, exponents, update, b, c, n + 4)
+    other = add(other, _output(states, rates, at, exponents, update, b, c, n + 12))
+    return add(one, other)
+
+
+@inner_exact
+@no_type_check
+def _step_of_lanes(h, given, steps, rates, b, c, skip, result):  # pragma: no cover
+    """The same of states and rates `_in_lanes`: nothing is added across lanes."""
+    states, of_rates, of_b, of_c = pointer(h), pointer(rates), pointer(b), pointer(c)
+    of_steps, of_x, of_skip, of_result = (
+        pointer(steps),
+        pointer(given),
+        pointer(skip),
+        pointer(result),
+    )
+    for d in range(0, len(given), LANES):
+        step, x, at = load(of_steps, d), load(of_x, d), d * LANES
+        exponents, update = mul(step, splat(LOG2_E)), mul(step, x)
+        even = _four_outputs(states, of_rates, at, exponents, update, of_b, of_c, 0)
+        even = add(even, _four_outputs(states, of_rates, at, exponents, update, of_b, of_c, 2))
+        odd = _four_outputs(states, of_rates, at, exponents, update, of_b, of_c, 1)
+        odd = add(odd, _four_outputs(states, of_rates, at, exponents, update, of_b, of_c, 3))
+        store(fma(load(of_skip, d), x, add(even, odd)), of_result, d)
