@@ -153,9 +153,20 @@ class GatedDeltaNet(CachedLayer):
         qkvz, ba = projected.split(list(self.in_proj.parts.values()), dim=-1)
         shared = cfg.num_value_heads // cfg.num_key_heads
         values = shared * cfg.value_head_dim
-        by_key_head = qkvz.unflatten(-1, (cfg.num_key_heads, -1))
         sizes = [cfg.key_head_dim, cfg.key_head_dim, values, values]
-        q, k, v, z = (part.flatten(1) for part in by_key_head.split(sizes, dim=-1))
-        b, a = ba.unflatten(-1, (cfg.num_key_heads, -1)).split([shared, shared], dim=-1)
-        z = z.unflatten(-1, (cfg.num_value_heads, -1))
-        return torch.cat([q, k, v], dim=-1), z, b.flatten(1), a.flatten(1)
+        by_kind = self._sorted(qkvz, sizes)
+        qkv, z = by_kind.split([self.conv_channels, self.value_dim], dim=-1)
+        b, a = self._sorted(ba, [shared, shared]).chunk(2, dim=-1)
+        return qkv, z.unflatten(-1, (cfg.num_value_heads, -1)), b, a
+
+    def _sorted(
+        self, by_key_head: Float[Tensor, "tokens channels"], sizes: list[int]
+    ) -> Float[Tensor, "tokens channels"]:
+        """All key heads' numbers of each kind side by side, of which a head has so many."""
+        heads = self.config.num_key_heads
+        by_kind = torch.empty_like(by_key_head, memory_format=torch.contiguous_format)
+        places = by_kind.split([heads * size for size in sizes], dim=-1)
+        of_heads = by_key_head.unflatten(-1, (heads, -1)).split(sizes, dim=-1)
+        for place, part in zip(places, of_heads, strict=True):
+            place.unflatten(-1, (heads, -1)).copy_(part)
+        return by_kind
