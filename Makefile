@@ -10,8 +10,8 @@ demo: $(VENV)/installed
 
 test: $(VENV)/installed-test
 	# In two runs, as workers get slower with what they did before.
-	$(VENV)/bin/python -m pytest -n 2 tests/models
-	$(VENV)/bin/python -m pytest -n 2 --ignore tests/models
+	$(VENV)/bin/python -m pytest -n 2 --dist worksteal tests/models
+	$(VENV)/bin/python -m pytest -n 2 --dist worksteal --ignore tests/models
 
 lint: $(VENV)/installed-dev
 	$(VENV)/bin/ruff check .

@@ -132,8 +132,9 @@ def _work(
     # Of a head's sums so many are side by side.
     run, head_step = (v_width, v_width) if by_tiles is None else (OUTPUTS, OUTPUTS)
     run_step = most * v_width if by_tiles is None else ROWS * OUTPUTS
-    queries, rooms = aligned(most * width), rooms_of(sizes.k, sizes.more)
-    queries[:], tiles = 0, take_tiles(by_tiles is not None)
+    rooms = None if by_tiles is None else rooms_of(sizes.k, sizes.more)
+    queries, tiles = aligned(most * width), take_tiles(by_tiles is not None)
+    queries[:] = 0
     softmax = Softmax(
         aligned(most * TILE), np.empty(most, np.float32), np.empty(most, np.float32),
         np.empty(most, np.float32), aligned((sizes.v + run - 1) // run * run_step)

@@ -75,7 +75,10 @@ inner_sums: Decorator = numba.njit(**_WITHIN, fastmath={"contract", "nsz"})
 """The same, free to multiply and add in one step; sums stay in the order they are written in."""
 
 inner_exact: Decorator = numba.njit(**_WITHIN, fastmath=False)
-"""The same, each operation as it is written. What doesn't say so computes as its caller does."""
+"""The same, each operation as it is written.
+
+What says nothing about its mathematics has that of the kernel which it was first compiled for.
+"""
 
 inline: Decorator = numba.njit(**_WITHIN, forceinline=True)
 """`inner` of a few lines, which become a part of every function that calls them."""
