@@ -104,14 +104,14 @@ def _attend_chunk(
 
 
 def _decode(
-    q: Float32[Tensor, "rows heads latent_dim"],
+    q: Float[Tensor, "rows heads latent_dim"],
     c_kv: Shaped[Tensor, "blocks block_size rank"],
     k_pe: Float[Tensor, "blocks block_size rope_dim"],
     pages: TokenPages,
     batch: Rows,
     scale: float,
     reach: Reach,
-) -> Float32[Tensor, "rows heads rank"]:
+) -> Float[Tensor, "rows heads rank"]:
     """What each head of a decode row attends to: a latent."""
     out = torch.empty(*q.shape[:2], c_kv.shape[-1], dtype=q.dtype)
     attend(
@@ -137,7 +137,7 @@ def _decode(
 
 
 def _sizes(
-    q: Float32[Tensor, "queries heads latent_dim"],
+    q: Float[Tensor, "queries heads latent_dim"],
     c_kv: Shaped[Tensor, "blocks block_size rank"],
     k_pe: Float[Tensor, "blocks block_size rope_dim"],
     reach: Reach,
