@@ -164,6 +164,28 @@ def test_of_long_contexts(attends: Backend, dtype: torch.dtype) -> None:
         _check(lengths, dtype, attends, sizes)
 
 
+def test_a_sequence_may_hold_anything_beside_others(attends: Backend, dtype: torch.dtype) -> None:
+    """A key's two parts are no whole steps of AMX: what fills them up comes from nobody."""
+    device, backend = attends
+    draw = torch.Generator().manual_seed(0)
+    for rank, rope_dim in ((24, 8), (12, 40), (48, 8)):
+        rows, num_blocks = draw_tables(Ragged(((20, 1), (20, 1)), 2), 4, 0, draw, None)
+        sizes = (2, 3, 12), (2, 3, rope_dim), (num_blocks, 4, rank), (num_blocks, 4, rope_dim)
+        q_nope, q_pe, c_kv, k_pe = (
+            torch.randn(size, generator=draw).to(device, dtype) for size in sizes
+        )
+        w_uk = torch.randn(3, 12, rank, generator=draw).to(device, dtype)
+        w_uv = torch.randn(3, 16, rank, generator=draw).to(device, dtype)
+        batch = make_batch(rows, num_decodes=2, block_size=4, device=device)
+
+        args = q_nope, q_pe, c_kv, k_pe, w_uk, w_uv, batch.token_pages(TOKENS), batch, SCALE
+        clean = mla_attention(*args, backend=backend)
+        for block in range(6):
+            c_kv[rows[0].block(block)], k_pe[rows[0].block(block)] = torch.nan, torch.nan
+        spoilt = mla_attention(*args, backend=backend)
+        assert spoilt[0].isnan().all() and torch.equal(spoilt[1], clean[1])
+
+
 def _expands(sizes: Sizes, context: int, queries: int) -> bool:
     w_uk = torch.empty(sizes.heads, sizes.nope_dim, sizes.rank)
     w_uv = torch.empty(sizes.heads, sizes.v_dim, sizes.rank)

@@ -51,8 +51,11 @@ def _zeros(count):  # pragma: no cover
 @inner
 @no_type_check
 def rooms_of(k, more):  # pragma: no cover
-    """For keys whose two parts have such sizes. Zeros, so that what lies between is."""
-    keys = aligned(TILE * STEP // 2 * max(steps_of(k), steps_of(more)))
+    """For keys whose two parts have such sizes. Zeros, so that what lies between is.
+
+    Each part is copied into a room of its own: NaN of another sequence, times a zero, would be NaN.
+    """
+    keys = aligned(TILE * STEP // 2 * (steps_of(k) + steps_of(more)))
     if k % STEP > 0 or more % STEP > 0:
         keys[:] = 0
     return Rooms(
@@ -178,8 +181,8 @@ def attend_by_tiles(
         multiply_runs(tiles, True, runs, queries, k_steps, at_found)
         if more_steps > 0:
             find_runs(
-                at_more, more_places, t, first, tile, sizes.more, sizes.more_token, block, keys,
-                runs
+                at_more, more_places, t, first, tile, sizes.more, sizes.more_token, block,
+                keys + 2 * TILE * STEP * k_steps, runs
             )  # fmt: skip
             rest = queries + 4 * ROWS * ROWS * k_steps
             multiply_runs(tiles, False, runs, rest, more_steps, at_found)

@@ -96,7 +96,8 @@ def _scan(  # pragma: no cover  (compiled, as all below)
         h, sums = aligned(count * state_size), aligned(CHANNELS)
         by_vectors = state_size == LANES and count % LANES == 0  # as nearly all have
         rates = singles(A + 4 * first * state_size, len(h))
-        rates_of_lanes = _in_lanes(rates, by_vectors)
+        some_are_long = tokens[end] - tokens[begin] >= FEWEST_TOKENS
+        rates_of_lanes = _in_lanes(rates, by_vectors and some_are_long)
         for row in range(begin, end):
             # Of a row that follows it is what the row before it has left, rounded as there.
             source = sources(rows)[row] * rows.stride + first * state_size
