@@ -24,6 +24,10 @@ from tests.harness.tolerance import rms
 
 BITS: tuple[Bits, ...] = (8, 4)
 
+multiplies_pairs = pytest.mark.skipif(
+    not MULTIPLIES_PAIRS, reason="the processor has no AVX512-BF16"
+)
+
 
 @bounded(60)
 @given(
@@ -109,11 +113,18 @@ def test_in_float32_it_is_the_dequantised_weight() -> None:
     torch.testing.assert_close(quantised_linear(x, weight, None), expected)
 
 
-@pytest.mark.parametrize("by_pairs", [True, False] if MULTIPLIES_PAIRS else [False])
+@pytest.mark.parametrize(
+    ("by_pairs", "apart"),
+    [
+        pytest.param(True, False, marks=multiplies_pairs, id="AVX512-BF16"),
+        pytest.param(False, False, id="neither"),
+        pytest.param(False, True, id="AMX"),
+    ],
+)
 @pytest.mark.parametrize("bits", BITS)
-def test_products_on_processors_that_multiply_pairs_and_others(bits: Bits, by_pairs: bool) -> None:
-    tokens, groups = 3, 2
-    dot, inputs = make_group_dot(bits, by_pairs), groups * GROUP[bits]
+def test_products_on_every_kind_of_processor(bits: Bits, by_pairs: bool, apart: bool) -> None:
+    tokens, groups = 2, 2
+    dot, inputs = make_group_dot(bits, by_pairs, apart), groups * GROUP[bits]
 
     @numba.njit
     def run(*args: int) -> None:

@@ -123,20 +123,19 @@ def _gate_block(
 @inner
 @no_type_check
 def _first(
-    worker, workers, given, begins, first, gate, starts, sizes, values
+    worker, workers, given, begins, first, gate, starts, active, sizes, values
 ):  # fmt: skip  # pragma: no cover
     """A worker's blocks of the values between the two products."""
     sums, tiles = aligned(2 * LOT * OUTPUTS).reshape((2, LOT, OUTPUTS)), take_tiles(first.tiles)
     jobs, room = sizes.inner // OUTPUTS, make_room(first)
-    for e in range(sizes.experts):
-        if starts[e] == starts[e + 1]:
-            continue
+    for i in range(len(active)):
+        e = active[i]
         for n in range(worker, jobs, workers):
             block = _block_of_values(gate, jobs, e, n)
             if n + workers < jobs:
                 next_block = _block_of_values(gate, jobs, e, n + workers)
             else:
-                next_block = _block_of_values(gate, jobs, e + 1, worker)
+                next_block = _block_of_values(gate, jobs, active[(i + 1) % len(active)], worker)
             for a in range(starts[e], starts[e + 1], LOT):
                 count = min(LOT, starts[e + 1] - a)
                 following = block if a + count < starts[e + 1] else next_block
@@ -150,7 +149,7 @@ def _first(
 @inner
 @no_type_check
 def _second(
-    worker, workers, values, begins, second, weights, order, starts, sizes, out
+    worker, workers, values, begins, second, weights, order, starts, active, sizes, out
 ):  # fmt: skip  # pragma: no cover
     """A worker's blocks of the tokens' outputs: those of all experts, by weight."""
     sums = aligned(LOT * OUTPUTS).reshape((LOT, OUTPUTS))
@@ -159,22 +158,25 @@ def _second(
     room, tiles = make_room(second), take_tiles(second.tiles)
     for n in range(worker, jobs, workers):
         total[:] = 0
-        for e in range(sizes.experts):
+        for i in range(len(active)):
+            e, is_last = active[i], i + 1 == len(active)
+            next_block = active[(i + 1) % len(active)] * jobs + n
+            next_block += workers if is_last and n + workers < jobs else 0
             for a in range(starts[e], starts[e + 1], LOT):
                 count, block = min(LOT, starts[e + 1] - a), e * jobs + n
-                following = block if a + count < starts[e + 1] else block + jobs
+                following = block if a + count < starts[e + 1] else next_block
                 multiply_block(
                     tiles, second, block, values, begins, a, sizes.inner, count, sums, room,
                     following
                 )  # fmt: skip
                 for t in range(count):
                     weight, token = by_weight[order[a + t]], order[a + t] // sizes.top_k
-                    for i in range(OUTPUTS):
-                        total[token, i] += weight * sums[t, i]
+                    for output in range(OUTPUTS):
+                        total[token, output] += weight * sums[t, output]
         for token in range(sizes.tokens):
             result = halves(out + 2 * (token * sizes.hidden + n * OUTPUTS), OUTPUTS)
-            for i in range(OUTPUTS):
-                result[i] = narrow(total[token, i])
+            for output in range(OUTPUTS):
+                result[output] = narrow(total[token, output])
     release_tiles(tiles)
 
 
@@ -188,6 +190,7 @@ def _run(
     count = len(order)
     if count < sizes.tokens * sizes.top_k:
         return False
+    active = np.flatnonzero(starts[1:] > starts[:-1])
     if threads == 1 or count * sizes.hidden < MUCH:
         _gather(0, 1, x, order, sizes, given)
     else:
@@ -195,17 +198,19 @@ def _run(
             _gather(np.int64(worker), threads, x, order, sizes, given)
     begins = begins_of(first, given, sizes.hidden, count)
     if threads == 1:
-        _first(0, 1, given, begins, first, gate, starts, sizes, values)
+        _first(0, 1, given, begins, first, gate, starts, active, sizes, values)
     else:
         for worker in numba.prange(threads):
-            _first(np.int64(worker), threads, given, begins, first, gate, starts, sizes, values)
+            _first(
+                np.int64(worker), threads, given, begins, first, gate, starts, active, sizes, values
+            )
     begins = begins_of(second, values, sizes.inner, count)
     if threads == 1:
-        _second(0, 1, values, begins, second, weights, order, starts, sizes, out)
+        _second(0, 1, values, begins, second, weights, order, starts, active, sizes, out)
     else:
         for worker in numba.prange(threads):
             _second(
-                np.int64(worker), threads, values, begins, second, weights, order, starts, sizes,
-                out
+                np.int64(worker), threads, values, begins, second, weights, order, starts, active,
+                sizes, out
             )  # fmt: skip
     return True

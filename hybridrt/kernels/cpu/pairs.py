@@ -33,6 +33,16 @@ def add_product(
     return total
 
 
+def add_halves(builder: Any, halves: Any, weights: Any, inputs: Any) -> None:
+    """Adds products of the first of each pair to the first of `halves`, of the second to the other.
+
+    Those are where both sums are stored.
+    """
+    for half, part in zip(halves, (_first, _second), strict=True):
+        args = [part(builder, weights), part(builder, inputs), builder.load(half)]
+        builder.store(call(builder, f"llvm.fma.v{LANES}f32", _FLOATS, args), half)
+
+
 def _first(builder: Any, pairs: Any) -> Any:
     return builder.bitcast(builder.shl(pairs, all_lanes(16, _PAIRS)), _FLOATS)
 

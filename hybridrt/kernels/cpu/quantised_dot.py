@@ -2,36 +2,50 @@
 
 A weight of so few bits is a bfloat16 without rounding, so that a register of them is multiplied by
 pairs, as `packed_dot` does it with those of bfloat16. They lie as `QuantisedWeight` has them.
-Each sum goes on from input to input, however many vectors there are.
+Each sum goes on from input to input, however many vectors there are. Where the processor has AMX
+products are added in its order (see `few_vectors`), so that more vectors can be left to it.
 """
 
 from collections.abc import Callable, Iterator
 from typing import Any, no_type_check
 
+import numpy as np
 from llvmlite import ir
 from numba.core import types
 from numba.core.cgutils import alloca_once_value, for_range
 from numba.extending import intrinsic
 
 from hybridrt.kernels.blocked_matrices import BLOCK
-from hybridrt.kernels.cpu.packed_dot import LINE, MOST_VECTORS, REGISTERS
+from hybridrt.kernels.cpu.few_vectors import FEW, STEP
+from hybridrt.kernels.cpu.packed_dot import LINE, REGISTERS
+from hybridrt.kernels.cpu.packed_dot import MOST_VECTORS as MOST_IN_ORDER
 from hybridrt.kernels.cpu.pairs import MULTIPLIES_PAIRS, add_product
+from hybridrt.kernels.cpu.tiles import HAS_TILES
 from hybridrt.kernels.cpu.vectors import INT32, LANES, all_lanes, begin_to_read, call, in_each_lane
+
+MOST_VECTORS = FEW if HAS_TILES else MOST_IN_ORDER
+"""At once; with even and odd inputs apart twice as many registers are needed."""
 
 TOO_MUCH = 128 + 8
 """What a weight of 4 bits is more than it should be: it is stored plus 8, and widened plus 128."""
 
-AHEAD = 8192
-"""Bytes by which reading weights from memory is ahead of multiplying them."""
+AHEAD = 1024 if HAS_TILES else 8192
+"""Bytes by which reading weights from memory is ahead of multiplying them, as measured on both."""
+
+WIDEN_AHEAD = 8192
+"""The same where a whole group is widened before it is multiplied."""
+
+SCALES_AHEAD = 1024
 
 _ABOVE, _NIBBLES = 0x4300_4300, 0x000F_000F  # the bfloat16 128 + n ends with the bits of n
-_BYTE, _HALF, _LONG = (ir.IntType(bits) for bits in (8, 16, 64))
+_HALF, _LONG = ir.IntType(16), ir.IntType(64)
 _FLOATS, _PAIRS = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(INT32, LANES)
-_HALVES = ir.VectorType(_HALF, 2 * LANES)
 
 
 @no_type_check
-def make_group_dot(bits: int, by_pairs: bool = MULTIPLIES_PAIRS) -> Callable[..., Any]:
+def make_group_dot(
+    bits: int, by_pairs: bool = MULTIPLIES_PAIRS, apart: bool = HAS_TILES
+) -> Callable[..., Any]:
     """A function `(ahead, count, values, scales, groups, group, x, x_bytes, begins, begin_bytes,
     sums)`.
 
@@ -50,7 +64,7 @@ def make_group_dot(bits: int, by_pairs: bool = MULTIPLIES_PAIRS) -> Callable[...
             ahead, count, *of_weight, group = args[:6]
             for number in range(1, MOST_VECTORS + 1):
                 with builder.if_then(builder.icmp_signed("==", count, _LONG(number))):
-                    own = _Group(builder, bits, group, ahead, by_pairs)
+                    own = _Group(builder, bits, group, ahead, by_pairs, apart)
                     own.multiply(number, *of_weight, *args[6:])
             return context.get_dummy_value()
 
@@ -69,7 +83,7 @@ def make_group_widen(bits: int) -> Callable[..., Any]:
     @intrinsic
     def widen(typing_context, values, inputs, block):
         def code(context, builder, signature, args):
-            _Group(builder, bits, args[1], _LONG(AHEAD)).widen(args[0], args[2])
+            _Group(builder, bits, args[1], _LONG(WIDEN_AHEAD)).widen(args[0], args[2])
             return context.get_dummy_value()
 
         return types.none(*[types.int64] * 3), code
@@ -81,31 +95,38 @@ def make_group_widen(bits: int) -> Callable[..., Any]:
 class _Group:
     """Writes the instructions for a group of a block's inputs."""
 
-    def __init__(self, builder, bits, group, ahead, by_pairs=MULTIPLIES_PAIRS):
+    def __init__(self, builder, bits, group, ahead, by_pairs=MULTIPLIES_PAIRS, apart=False):
         self.builder, self.bits, self.group, self.by_pairs = builder, bits, group, by_pairs
-        self.ahead = ahead
+        self.ahead, self.apart = ahead, apart
         self.pairs = 4 if bits == 4 else 1  # at a time, of what is loaded at once
 
     def multiply(self, count, values, scales, groups, x, x_bytes, begins, begin_bytes, sums):
         b, places = self.builder, [(t, r) for t in range(count) for r in range(REGISTERS)]
-        found = {place: alloca_once_value(b, all_lanes(0.0)) for place in places}
+        found = {place: self._variable() for place in places}
+        halves = {place: (self._variable(), self._variable()) for place in places * self.apart}
         given = [b.add(x, b.mul(x_bytes, _LONG(t))) for t in range(count)]
         starts = [b.add(begins, b.mul(begin_bytes, _LONG(t))) for t in range(count)]
+        run = _LONG(2 * STEP) if self.apart else self.group
         with for_range(b, groups) as loop:
+            for line in range(0, 2 * BLOCK, LINE):
+                at = b.add(self._times(loop.index, 2 * BLOCK), _LONG(SCALES_AHEAD + line))
+                begin_to_read(b, b.add(scales, at))
             for t, r in places:
                 start = self._load(starts[t], self._times(loop.index, 4), ir.FloatType(), 4)
                 b.store(in_each_lane(b, start), found[t, r])
-            inputs = b.mul(loop.index, self.group)  # before this group
-            own = b.add(values, self._times(inputs, BLOCK // 8 * self.bits))
-            first = self._times(inputs, 2)
-            with for_range(b, b.udiv(self.group, _LONG(2 * self.pairs))) as step:
-                for r, k, weights in self._weights(own, step.index):
-                    at = b.add(first, self._times(step.index, 4 * self.pairs))
-                    for t, vector in enumerate(given):
-                        pair = self._load(vector, b.add(at, _LONG(4 * k)), INT32, 2)
-                        total = b.load(found[t, r])
-                        pair = in_each_lane(b, pair)
-                        b.store(add_product(b, total, weights, pair, self.by_pairs), found[t, r])
+            with for_range(b, b.udiv(self.group, run)) as part:
+                before = b.add(b.mul(loop.index, self.group), b.mul(part.index, run))
+                own = b.add(values, self._times(before, BLOCK // 8 * self.bits))
+                for even, odd in halves.values():
+                    b.store(all_lanes(0.0), even)
+                    b.store(all_lanes(0.0), odd)
+                with for_range(b, b.udiv(run, _LONG(2 * self.pairs))) as step:
+                    at = b.add(self._times(before, 2), self._times(step.index, 4 * self.pairs))
+                    vectors = [b.add(vector, at) for vector in given]
+                    self._step(own, step.index, vectors, halves or found)
+                for place, (even, odd) in halves.items():
+                    both = b.fadd(b.load(even), b.load(odd))
+                    b.store(b.fadd(b.load(found[place]), both), found[place])
             for t, r in places:
                 at = b.add(self._times(loop.index, 2 * BLOCK), _LONG(2 * LANES * r))
                 scale = b.zext(self._load(scales, at, ir.VectorType(_HALF, LANES), 2), _PAIRS)
@@ -118,47 +139,81 @@ class _Group:
     def widen(self, values, block):
         b = self.builder
         with for_range(b, b.udiv(self.group, _LONG(2 * self.pairs))) as step:
-            for r, k, weights in self._weights(values, step.index):
+            for k, r, words in self._words(values, step.index):
                 pair = b.add(self._times(step.index, self.pairs), _LONG(k))
                 to = b.add(block, b.add(self._times(pair, 4 * BLOCK), _LONG(4 * LANES * r)))
-                b.store(weights, b.inttoptr(to, _PAIRS.as_pointer()), align=4)
+                b.store(self._as_pairs(words), b.inttoptr(to, _PAIRS.as_pointer()), align=4)
 
-    def _weights(self, values, step) -> Iterator[tuple[int, int, Any]]:
-        """Pairs of bfloat16 for `LANES` outputs: which outputs, and which of a step's pairs."""
+    def _step(self, values, step, vectors, sums):
+        """Adds products of what is loaded at once; with halves, of even and odd inputs apart."""
+        b = self.builder
+        for k, r, words in self._words(values, step):
+            for t, vector in enumerate(vectors):
+                pair = in_each_lane(b, self._load(vector, _LONG(4 * k), INT32, 2))
+                if not self.apart:
+                    total = b.load(sums[t, r])
+                    total = add_product(b, total, self._as_pairs(words), pair, self.by_pairs)
+                    b.store(total, sums[t, r])
+                    continue
+                parts = zip(self._as_singles(words), _both(b, pair), sums[t, r], strict=True)
+                for weights, inputs, half in parts:
+                    args = [weights, inputs, b.load(half)]
+                    b.store(call(b, f"llvm.fma.v{LANES}f32", _FLOATS, args), half)
+
+    def _words(self, values, step) -> Iterator[tuple[int, int, Any]]:
+        """Which of a step's pairs, which outputs, and in the lower bits such a pair of each."""
         b = self.builder
         if self.bits != 16:  # those come from memory
             size = 2 * self.pairs * BLOCK * self.bits // 8
             for line in range(0, size, LINE):
                 place = b.add(b.add(values, self.ahead), self._times(step, size))
                 begin_to_read(b, b.add(place, _LONG(line)))
-        for r in range(REGISTERS):
-            if self.bits == 8:
-                at = b.add(self._times(step, 2 * BLOCK), _LONG(2 * LANES * r))
-                yield (
-                    r,
-                    0,
-                    self._widened(self._load(values, at, ir.VectorType(_BYTE, 2 * LANES), 1)),
-                )
-                continue
-            at = b.add(self._times(step, 4 * BLOCK), _LONG(4 * LANES * r))
-            words = self._load(values, at, _PAIRS, 4)
-            if self.bits == 16:
-                yield r, 0, words
-                continue
-            for k in range(self.pairs):
-                shifted = b.lshr(words, all_lanes(4 * k, _PAIRS))
-                low = b.and_(shifted, all_lanes(_NIBBLES, _PAIRS))
-                yield r, k, b.or_(low, all_lanes(_ABOVE, _PAIRS))
+        word_bits = 16 if self.bits == 8 else 32
+        of_step, kind = BLOCK * word_bits // 8, ir.VectorType(ir.IntType(word_bits), LANES)
+        places = [self._times(step, of_step) for _ in range(REGISTERS)]
+        places = [b.add(at, _LONG(of_step // REGISTERS * r)) for r, at in enumerate(places)]
+        loaded = [self._load(values, at, kind, 1) for at in places]
+        for k in range(self.pairs):
+            for r, words in enumerate(loaded):
+                words = b.zext(words, _PAIRS) if self.bits == 8 else words
+                yield k, r, b.lshr(words, all_lanes(4 * k, _PAIRS)) if k else words
 
-    def _widened(self, octets):
-        """The upper halves of 32 numbers as float32, which are those as bfloat16."""
-        b, halves = self.builder, []
-        for start in (0, LANES):
-            lanes = ir.Constant(_PAIRS, list(range(start, start + LANES)))
-            numbers = b.sext(b.shuffle_vector(octets, octets, lanes), _PAIRS)
-            halves.append(b.bitcast(b.sitofp(numbers, _FLOATS), _HALVES))
-        upper = ir.Constant(ir.VectorType(INT32, 2 * LANES), list(range(1, 4 * LANES, 2)))
-        return b.bitcast(b.shuffle_vector(*halves, upper), _PAIRS)
+    def _as_pairs(self, words):
+        """Pairs of bfloat16."""
+        b = self.builder
+        if self.bits == 16:
+            return words
+        if self.bits == 4:
+            low = b.and_(words, all_lanes(_NIBBLES, _PAIRS))
+            return b.or_(low, all_lanes(_ABOVE, _PAIRS))
+        even, odd = (b.bitcast(half, _PAIRS) for half in self._as_singles(words))
+        return b.or_(b.lshr(even, all_lanes(16, _PAIRS)), odd)
+
+    def _as_singles(self, words):
+        """The first of each pair and the second, as float32.
+
+        n in the lower bits of a float32 2^23 makes it 2^23 + n, and so on for smaller powers.
+        """
+        b = self.builder
+        if self.bits == 16:
+            return _both(b, words)
+        if self.bits == 4:
+            even = self._in_float(words, 0xF, 2**23, 0)
+            odd = self._in_float(words, 0xF << 16, 2**7, 0)
+            return b.fsub(even, all_lanes(2.0**23 - 128)), odd
+        # Eight bits of n are those of n + 128, the highest one turned.
+        even = self._in_float(words, 0xFF, 2**23, 0x80)
+        odd = self._in_float(words, 0xFF << 8, 2**15, 0x80 << 8)
+        return b.fsub(even, all_lanes(2.0**23 + 128)), b.fsub(odd, all_lanes(2.0**15 + 128))
+
+    def _in_float(self, words, mask, power, turned):
+        b = self.builder
+        bits = int(np.float32(power).view(np.int32)) | turned
+        kept = b.and_(words, all_lanes(mask, _PAIRS))
+        return b.bitcast(b.xor(kept, all_lanes(bits, _PAIRS)), _FLOATS)
+
+    def _variable(self):
+        return alloca_once_value(self.builder, all_lanes(0.0))
 
     def _load(self, base, offset, kind, align):
         address = self.builder.add(base, offset)
@@ -166,3 +221,11 @@ class _Group:
 
     def _times(self, number, factor):
         return self.builder.mul(number, _LONG(factor))
+
+
+@no_type_check
+def _both(b, pairs):
+    """The first of each pair of bfloat16 and the second, as float32."""
+    first = b.shl(pairs, all_lanes(16, _PAIRS))
+    second = b.and_(pairs, all_lanes(-(1 << 16), _PAIRS))
+    return b.bitcast(first, _FLOATS), b.bitcast(second, _FLOATS)

@@ -14,14 +14,27 @@ from torch import Tensor
 
 from hybridrt.kernels.blocked_matrices import BLOCK
 from hybridrt.kernels.cpu.bfloat16 import halves, narrow, singles, widen
-from hybridrt.kernels.cpu.jit import inner, inner_fast, inner_sums, kernel, parallel_kernel
-from hybridrt.kernels.cpu.packed_dot import MOST_VECTORS
-from hybridrt.kernels.cpu.quantised_dot import AHEAD, TOO_MUCH, make_group_dot, make_group_widen
+from hybridrt.kernels.cpu.jit import (
+    inner,
+    inner_exact,
+    inner_fast,
+    inner_sums,
+    kernel,
+    parallel_kernel,
+)
+from hybridrt.kernels.cpu.quantised_dot import (
+    AHEAD,
+    MOST_VECTORS,
+    TOO_MUCH,
+    make_group_dot,
+    make_group_widen,
+)
 from hybridrt.kernels.cpu.tiles import add_by_tiles, multiplies_tiles, release_tiles, take_tiles
 from hybridrt.kernels.cpu.vector_math import fma, splat
 from hybridrt.kernels.cpu.vectors import LANES, aligned, load, pointer, store
 
 FEW = 2 * MOST_VECTORS  # tokens for which weights are widened again with every turn of them
+FEWEST_BY_TILES = MOST_VECTORS + 1
 TOKENS = 128  # at a time: their sums stay in the second cache
 TOGETHER = 128  # inputs that are widened at once
 WIDENED = TOGETHER // 2 * BLOCK  # pairs that they are, of all outputs: 16 KiB
@@ -69,7 +82,7 @@ def _begin(x, begins, count, group, bits):  # pragma: no cover
     sum_groups(x, begins, count, group, bits)
 
 
-@inner
+@inner_exact
 @no_type_check
 def _in_turns(ahead, bits, values, scales, some, x, begins, totals, tokens, inputs, groups):
     # pragma: no cover
@@ -133,11 +146,11 @@ def add_quantised(
     that is needed next.
     """
     group = inputs // groups
-    by_tiles = tiles != 0
+    by_tiles = tiles != 0 and tokens >= FEWEST_BY_TILES
     of_group, many = group * BLOCK * bits // 8, by_tiles or tokens > FEW
     room = aligned(tokens * BLOCK if by_tiles else 0)
     # The last groups begin to read another block than that behind them.
-    others = 0 if following == values + of_group * groups else AHEAD // of_group
+    others = 0 if following == values + of_group * groups else (AHEAD + of_group - 1) // of_group
     before = max(0, groups - others)
     g = 0
     while g < groups:

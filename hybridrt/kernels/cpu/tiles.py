@@ -20,6 +20,7 @@ from numba.core.cgutils import alloca_once, for_range
 from numba.extending import intrinsic
 
 from hybridrt.kernels.blocked_matrices import BLOCK as OUTPUTS
+from hybridrt.kernels.cpu.few_vectors import FEW, multiply_few
 from hybridrt.kernels.cpu.jit import inner
 from hybridrt.kernels.cpu.vectors import begin_to_read, call
 
@@ -30,7 +31,10 @@ MOST_STEPS = 8
 """Times `ROWS` pairs of inputs for many vectors, so that their weights stay in the first cache."""
 
 AHEAD = 2
-"""Times `ROWS` pairs of inputs, from beginning to read them from memory to multiplying them."""
+"""Times `ROWS` pairs of inputs, from reading them from memory to multiplying them."""
+
+NEAR = 1024
+"""Bytes from what begins to be read to what is read; a page ahead is slower by a tenth."""
 
 WIDTHS = (OUTPUTS, OUTPUTS // 2)
 """Of blocks, in outputs: `OUTPUTS` of them lie in one block, or in two."""
@@ -44,14 +48,14 @@ _LINES = 4 * OUTPUTS * ROWS // 64  # of memory, for all weights of `ROWS` pairs
 _SUMS, _VECTORS, _WEIGHTS = (0, 1, 2, 3), (4, 5), (6, 7)  # which register holds what
 
 _FEATURES = binding.get_host_cpu_features()
-_HAS_TILES = bool(_FEATURES.get("amx-tile") and _FEATURES.get("amx-bf16"))
+HAS_TILES = bool(_FEATURES.get("amx-tile") and _FEATURES.get("amx-bf16"))
 _BYTE, _INT, _LONG = (ir.IntType(bits) for bits in (8, 32, 64))
 
 
 @cache
 def multiplies_tiles() -> bool:
     """Whether the processor has them, and this process may use them."""
-    return _HAS_TILES and torch.cpu._init_amx()
+    return HAS_TILES and torch.cpu._init_amx()
 
 
 @intrinsic
@@ -63,7 +67,7 @@ def _set_tiles(typing_context, rows, more_rows, pairs):
     """
 
     def code(context, builder, signature, args):
-        if _HAS_TILES:
+        if HAS_TILES:
             _write_sizes(builder, *args)
         return context.get_dummy_value()
 
@@ -96,7 +100,7 @@ def _write_sizes(b, rows, more_rows, pairs):
 @no_type_check
 def _release_tiles(typing_context):
     def code(context, builder, signature, args):
-        if _HAS_TILES:
+        if HAS_TILES:
             _do(builder, "tilerelease")
         return context.get_dummy_value()
 
@@ -106,13 +110,12 @@ def _release_tiles(typing_context):
 @no_type_check
 def _make_dot(vectors: int, outputs: int) -> Callable[..., Any]:
     """A function `(anew, weights, row_bytes, half_bytes, vectors, vector_bytes, steps, sums,
-    ahead, reads)`.
+    ahead, rows, lines)`.
 
     It multiplies so many registers of vectors with so many of outputs, and adds to their `sums`,
     or writes them `anew`. Weights of a pair of inputs are `row_bytes` from those of the next, and
     those of the second two registers of outputs `half_bytes` from those of the first. With every
-    step it begins to read what lies `ahead`: with one register of vectors so many rows of weights,
-    with two so many lines.
+    step it reads so many `rows` of weights that lie `ahead`, or has so many `lines` read later.
     """
 
     @intrinsic
@@ -127,14 +130,15 @@ def _make_dot(vectors: int, outputs: int) -> Callable[..., Any]:
         steps,
         sums,
         ahead,
-        reads,
+        rows,
+        lines,
     ):
         def code(context, builder, signature, args):
-            if _HAS_TILES:
+            if HAS_TILES:
                 _write_dot(builder, range(vectors), range(outputs), *args)
             return context.get_dummy_value()
 
-        return types.none(types.boolean, *[types.int64] * 9), code
+        return types.none(types.boolean, *[types.int64] * 10), code
 
     return dot
 
@@ -145,7 +149,7 @@ _dot_1, _dot_2 = _make_dot(1, 4), _make_dot(2, 2)
 @no_type_check
 def _write_dot(
     b, vectors, outputs, anew, weights, row_bytes, half_bytes, given, vector_bytes, steps, sums,
-    ahead, reads
+    ahead, rows, lines
 ):  # fmt: skip
     def at(base, *offsets):
         for offset in offsets:
@@ -166,14 +170,14 @@ def _write_dot(
                 _do(b, "tileloadd64", tile, place, _LONG(_SUM_BYTES))
     step_bytes = b.mul(row_bytes, _LONG(ROWS))
     with for_range(b, steps) as loop:
-        number = b.mul(loop.index, reads)
-        with for_range(b, reads) as read:
-            number_of = b.add(number, read.index)
-            if len(vectors) == 2:
-                begin_to_read(b, b.add(ahead, b.mul(number_of, _LONG(64))), 2)
-            for r in outputs if len(vectors) == 1 else ():
-                row = b.add(b.mul(number_of, row_bytes), b.mul(half_bytes, _LONG(r // 2)))
-                begin_to_read(b, b.add(b.add(ahead, row), _LONG(64 * (r % 2))))
+        with for_range(b, rows) as read:
+            number = b.add(b.mul(loop.index, rows), read.index)
+            for r in outputs:
+                row = b.add(b.mul(number, row_bytes), b.mul(half_bytes, _LONG(r // 2)))
+                _read_line(b, b.add(b.add(ahead, row), _LONG(64 * (r % 2))))
+        with for_range(b, lines) as read:
+            number = b.add(b.mul(loop.index, lines), read.index)
+            begin_to_read(b, b.add(ahead, b.mul(number, _LONG(64))), 2)
         inputs = b.mul(loop.index, _LONG(4 * ROWS))
         for t in vectors:
             first = b.mul(vector_bytes, _LONG(ROWS * t))
@@ -190,11 +194,18 @@ def _write_dot(
         _do(b, "tilestored64", tile, place, _LONG(_SUM_BYTES))
 
 
+@no_type_check
+def _read_line(b, address):
+    begin_to_read(b, b.add(address, _LONG(NEAR)))
+    word = b.load(b.inttoptr(address, _LONG.as_pointer()), align=8)
+    b.asm(ir.FunctionType(ir.VoidType(), [_LONG]), "", "r", [word], True)  # it stays there
+
+
 @intrinsic
 @no_type_check
 def _dot_runs(typing_context, anew, runs, block, steps, sums):
     def code(context, builder, signature, args):
-        if _HAS_TILES:
+        if HAS_TILES:
             _write_runs(builder, *args)
         return context.get_dummy_value()
 
@@ -317,28 +328,32 @@ def add_by_tiles(
 
     `tiles` come from `take_tiles`. `anew` writes sums, whatever stood there. All but `count` and
     `pairs`, of inputs, are addresses and bytes: from a pair to the next, and from the first half
-    of the outputs to the second. `following` is what is needed next, and 0 if that is no block.
-    Few vectors wait for memory, which is read ahead in the block's own order. With more vectors
-    each turn of them reads a part of what is needed next.
+    of the outputs to the second. `following` is the block that is needed next, and 0 where
+    blocks don't come from memory. One turn of vectors waits for memory: what comes next of its
+    block is read ahead. Of several turns each has a part of what is needed next read.
     """
+    if count <= FEW:
+        multiply_few(
+            anew, block, row_bytes, half_bytes, vectors, vector_bytes, pairs, sums, count, following
+        )  # fmt: skip
+        return
     turns, step_bytes = (count + 2 * ROWS - 1) // (2 * ROWS), ROWS * row_bytes
-    end, is_few = block + row_bytes * pairs, count <= ROWS
-    rows, lines = ROWS if is_few else 0, (_LINES + 2 * turns - 1) // (2 * turns)
-    if following == 0:
-        rows, lines = 0, 0
-    begin, ahead = 0, following
+    end, calls = block + row_bytes * pairs, 1 if count <= ROWS else 2 * turns  # for a step
+    begin, ahead, rows, lines = 0, following, 0, 0
     while begin < pairs:
         # Whole registers of pairs first, then what is left.
         some, steps = min(ROWS, pairs - begin), max(1, (pairs - begin) // ROWS)
         own = block + row_bytes * begin
-        if rows > 0:
-            ahead = own + AHEAD * step_bytes
-            if following != end and ahead >= end:
-                ahead += following - end
-            elif following != end:
-                steps = min(steps, (end - ahead + step_bytes - 1) // step_bytes)
-        elif turns > 1:
+        if turns > 1:
             steps = min(steps, MOST_STEPS)
+        if following != 0:
+            later = own + AHEAD * step_bytes
+            rows, lines = 0, (_LINES + calls - 1) // calls
+            if turns == 1 and later + step_bytes <= end:
+                steps, rows, lines = min(steps, (end - later) // step_bytes), ROWS, 0
+                ahead = later
+            elif turns == 1:
+                ahead = following + max(0, later - end)
         for turn in range(turns):
             first = 2 * ROWS * turn
             left = min(count - first, 2 * ROWS)
@@ -346,14 +361,17 @@ def add_by_tiles(
             if left <= ROWS:
                 _hold(tiles, left, left, some)
                 _dot_1(
-                    anew, own, row_bytes, half_bytes, given, vector_bytes, steps, into, ahead, rows
+                    anew, own, row_bytes, half_bytes, given, vector_bytes, steps, into, ahead,
+                    rows, 0
                 )  # fmt: skip
                 continue
             _hold(tiles, ROWS, left - ROWS, some)
             for half in range(2):
+                place = half_bytes * half
+                then = ahead + place if rows > 0 else ahead
                 _dot_2(
-                    anew, own + half_bytes * half, row_bytes, 0, given, vector_bytes, steps,
-                    into + 8 * ROWS * half, ahead, lines
+                    anew, own + place, row_bytes, 0, given, vector_bytes, steps,
+                    into + 8 * ROWS * half, then, rows, lines
                 )  # fmt: skip
                 ahead += 64 * lines * steps
         begin += ROWS * steps
