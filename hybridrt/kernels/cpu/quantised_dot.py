@@ -29,7 +29,7 @@ MOST_VECTORS = FEW if HAS_TILES else MOST_IN_ORDER
 TOO_MUCH = 128 + 8
 """What a weight of 4 bits is more than it should be: it is stored plus 8, and widened plus 128."""
 
-AHEAD = 1024 if HAS_TILES else 8192
+AHEAD = 2048 if HAS_TILES else 8192
 """Bytes by which reading weights from memory is ahead of multiplying them, as measured on both."""
 
 WIDEN_AHEAD = 8192

@@ -190,9 +190,9 @@ def _multiply(tiles, x, values, scales, begins, out, tokens, outputs, inputs, gr
         of_block = inputs * BLOCK * bits // 8
         own = values + np.int64(n) * of_block
         scale = scales + np.int64(n) * (2 * BLOCK * groups)
-        block = aligned(WIDENED if tiles or tokens > FEW else 0).view(np.uint32)
+        registers = take_tiles(tiles and tokens >= FEWEST_BY_TILES)
+        block = aligned(WIDENED if registers != 0 or tokens > FEW else 0).view(np.uint32)
         totals = aligned(min(tokens, TOKENS) * BLOCK)
-        registers = take_tiles(tiles)
         lots = (tokens + TOKENS - 1) // TOKENS
         for lot in range(lots):
             first, end = tokens * lot // lots, tokens * (lot + 1) // lots
