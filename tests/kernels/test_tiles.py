@@ -12,15 +12,14 @@ from hybridrt.kernels.cpu.few_vectors import FEW, STEP, multiply_few
 from hybridrt.kernels.cpu.packed_dot import OUTPUTS
 from hybridrt.kernels.cpu.packed_linear import add_products
 from hybridrt.kernels.cpu.pairs import MULTIPLIES_PAIRS
-from hybridrt.kernels.cpu.tiles import (
+from hybridrt.kernels.cpu.tile_registers import (
     ROWS,
     RUNS,
-    add_by_tiles,
     multiplies_tiles,
-    multiply_runs,
     release_tiles,
     take_tiles,
 )
+from hybridrt.kernels.cpu.tiles import add_by_tiles, multiply_runs
 from hybridrt.kernels.cpu.vectors import pointer
 from tests.harness.properties import bounded
 

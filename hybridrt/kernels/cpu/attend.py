@@ -34,7 +34,13 @@ from hybridrt.kernels.cpu.attend_tile import (
 )
 from hybridrt.kernels.cpu.bfloat16 import address_of, as_float, elements, integers, singles
 from hybridrt.kernels.cpu.jit import inner, sharing_kernel
-from hybridrt.kernels.cpu.tiles import OUTPUTS, ROWS, multiplies_tiles, release_tiles, take_tiles
+from hybridrt.kernels.cpu.tile_registers import (
+    OUTPUTS,
+    ROWS,
+    multiplies_tiles,
+    release_tiles,
+    take_tiles,
+)
 from hybridrt.kernels.cpu.vectors import LANES, aligned, pointer
 
 SHARE = 400_000  # products that are worth a thread: 20 us with cold caches

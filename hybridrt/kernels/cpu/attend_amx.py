@@ -12,7 +12,8 @@ from hybridrt.kernels.cpu.attend_tile import TILE, weigh
 from hybridrt.kernels.cpu.bfloat16 import halves, words
 from hybridrt.kernels.cpu.jit import inner
 from hybridrt.kernels.cpu.pairs import store_pairs, store_side_by_side
-from hybridrt.kernels.cpu.tiles import OUTPUTS, ROWS, RUNS, add_by_tiles, multiply_runs
+from hybridrt.kernels.cpu.tile_registers import OUTPUTS, ROWS, RUNS
+from hybridrt.kernels.cpu.tiles import add_by_tiles, multiply_runs
 from hybridrt.kernels.cpu.vector_math import mul, splat
 from hybridrt.kernels.cpu.vectors import LANES, aligned, load, pointer, store
 

@@ -16,7 +16,7 @@ from hybridrt.kernels.cpu.jit import inner, inner_sums, sharing_kernel
 from hybridrt.kernels.cpu.packed_dot import OUTPUTS
 from hybridrt.kernels.cpu.packed_linear import add_products
 from hybridrt.kernels.cpu.pairs import store_pairs
-from hybridrt.kernels.cpu.tiles import release_tiles, take_tiles
+from hybridrt.kernels.cpu.tile_registers import release_tiles, take_tiles
 from hybridrt.kernels.cpu.vector_math import (
     add,
     exp2,

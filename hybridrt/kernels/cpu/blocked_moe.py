@@ -20,7 +20,7 @@ from hybridrt.kernels.cpu.expert_products import begins_of, blocks_of, make_room
 from hybridrt.kernels.cpu.jit import inner, sharing_kernel
 from hybridrt.kernels.cpu.moe import SMALL, Sizes, by_expert
 from hybridrt.kernels.cpu.packed_dot import OUTPUTS
-from hybridrt.kernels.cpu.tiles import release_tiles, take_tiles
+from hybridrt.kernels.cpu.tile_registers import release_tiles, take_tiles
 from hybridrt.kernels.cpu.vectors import aligned
 from hybridrt.kernels.quantised_linear import QuantisedMatrices
 

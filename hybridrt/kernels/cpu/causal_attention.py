@@ -13,7 +13,7 @@ from hybridrt.kernels.cpu.bfloat16 import are_singles
 from hybridrt.kernels.cpu.pack_tokens import pack_tokens
 from hybridrt.kernels.cpu.packed_dot import OUTPUTS
 from hybridrt.kernels.cpu.pairs import MULTIPLIES_PAIRS
-from hybridrt.kernels.cpu.tiles import multiplies_tiles
+from hybridrt.kernels.cpu.tile_registers import multiplies_tiles
 from hybridrt.kernels.reference import softmax_attention as reference
 from hybridrt.kernels.reference.gather import EVERYTHING, Reach
 from hybridrt.kernels.reference.softmax_attention import Softmax

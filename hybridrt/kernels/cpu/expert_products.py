@@ -16,7 +16,7 @@ from hybridrt.kernels.cpu.jit import inner
 from hybridrt.kernels.cpu.packed_dot import OUTPUTS
 from hybridrt.kernels.cpu.packed_linear import add_products
 from hybridrt.kernels.cpu.quantised_linear import WIDENED, add_quantised, sum_groups
-from hybridrt.kernels.cpu.tiles import multiplies_tiles
+from hybridrt.kernels.cpu.tile_registers import multiplies_tiles
 from hybridrt.kernels.cpu.vectors import aligned
 from hybridrt.kernels.quantised_linear import GROUP, QuantisedMatrices
 

@@ -20,14 +20,8 @@ from hybridrt.kernels.cpu.bfloat16 import halves
 from hybridrt.kernels.cpu.jit import inner, sharing_kernel
 from hybridrt.kernels.cpu.mla_project import SMALL
 from hybridrt.kernels.cpu.pairs import store_pairs
-from hybridrt.kernels.cpu.tiles import (
-    OUTPUTS,
-    ROWS,
-    add_by_tiles,
-    multiply_runs,
-    release_tiles,
-    take_tiles,
-)
+from hybridrt.kernels.cpu.tile_registers import OUTPUTS, ROWS, release_tiles, take_tiles
+from hybridrt.kernels.cpu.tiles import add_by_tiles, multiply_runs
 from hybridrt.kernels.cpu.vectors import LANES, aligned, load, pointer, store_some
 
 

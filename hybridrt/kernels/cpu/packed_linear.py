@@ -15,13 +15,8 @@ from hybridrt.kernels.cpu.bfloat16 import halves, singles, widen
 from hybridrt.kernels.cpu.jit import inner, kernel, parallel_kernel
 from hybridrt.kernels.cpu.packed_dot import LINE, MOST_VECTORS, OUTPUTS, make_packed_dot
 from hybridrt.kernels.cpu.pairs import store_pairs
-from hybridrt.kernels.cpu.tiles import (
-    WIDTHS,
-    add_by_tiles,
-    multiplies_tiles,
-    release_tiles,
-    take_tiles,
-)
+from hybridrt.kernels.cpu.tile_registers import WIDTHS, multiplies_tiles, release_tiles, take_tiles
+from hybridrt.kernels.cpu.tiles import add_by_tiles
 from hybridrt.kernels.cpu.vectors import LANES, aligned, load, pointer, store, store_some
 
 MOST_TOKENS = 128  # beyond it oneDNN is as fast

@@ -20,7 +20,7 @@ from hybridrt.kernels.cpu.few_vectors import FEW, STEP
 from hybridrt.kernels.cpu.packed_dot import LINE, REGISTERS
 from hybridrt.kernels.cpu.packed_dot import MOST_VECTORS as MOST_IN_ORDER
 from hybridrt.kernels.cpu.pairs import MULTIPLIES_PAIRS, add_product
-from hybridrt.kernels.cpu.tiles import HAS_TILES
+from hybridrt.kernels.cpu.tile_registers import HAS_TILES
 from hybridrt.kernels.cpu.vectors import INT32, LANES, all_lanes, begin_to_read, call, in_each_lane
 
 MOST_VECTORS = FEW if HAS_TILES else MOST_IN_ORDER

@@ -29,7 +29,8 @@ from hybridrt.kernels.cpu.quantised_dot import (
     make_group_dot,
     make_group_widen,
 )
-from hybridrt.kernels.cpu.tiles import add_by_tiles, multiplies_tiles, release_tiles, take_tiles
+from hybridrt.kernels.cpu.tile_registers import multiplies_tiles, release_tiles, take_tiles
+from hybridrt.kernels.cpu.tiles import add_by_tiles
 from hybridrt.kernels.cpu.vector_math import fma, splat
 from hybridrt.kernels.cpu.vectors import LANES, aligned, load, pointer, store
 

@@ -1,0 +1,316 @@
+"""The registers of AMX, and products of two of them, written out for LLVM.
+
+AMX has eight registers of 16 rows of 64 bytes, and multiplies two of them: 16 vectors, 32 inputs
+of each, with these inputs of 16 outputs, for which pairs of inputs have to stand side by side, as
+`packed_dot` reads them. Each sum goes on from 32 inputs to the next 32, however many vectors there
+are.
+
+A process has to ask its kernel for these registers (`multiplies_tiles`). How much of each is filled
+has to be said before, which takes longer than a product: `take_tiles` keeps what was said last.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, no_type_check
+
+import torch
+from llvmlite import binding, ir
+from numba.core import types
+from numba.core.cgutils import alloca_once, for_range
+from numba.extending import intrinsic
+
+from hybridrt.kernels.blocked_matrices import BLOCK as OUTPUTS
+from hybridrt.kernels.cpu.jit import inner
+from hybridrt.kernels.cpu.vectors import begin_to_read, call
+
+ROWS = 16
+"""Of a register: vectors, outputs, or pairs of inputs."""
+
+NEAR = 1024
+"""Bytes from what begins to be read to what is read; a page ahead is slower by a tenth."""
+
+WIDTHS = (OUTPUTS, OUTPUTS // 2)
+"""Of blocks, in outputs: `OUTPUTS` of them lie in one block, or in two."""
+
+RUNS = 4
+"""Of `ROWS` vectors that `multiply_runs` takes."""
+
+SUM_BYTES = 4 * OUTPUTS  # of a vector
+
+_SUMS, _VECTORS, _WEIGHTS = (0, 1, 2, 3), (4, 5), (6, 7)  # which register holds what
+
+_FEATURES = binding.get_host_cpu_features()
+HAS_TILES = bool(_FEATURES.get("amx-tile") and _FEATURES.get("amx-bf16"))
+"""Whether the processor has them; `multiplies_tiles` says whether they may be used."""
+
+_BYTE, _INT, _LONG = (ir.IntType(bits) for bits in (8, 32, 64))
+
+
+@cache
+def multiplies_tiles() -> bool:
+    """Whether the processor has them, and this process may use them."""
+    return HAS_TILES and torch.cpu._init_amx()
+
+
+@intrinsic
+@no_type_check
+def _set_tiles(typing_context, rows, more_rows, pairs):
+    """Has registers hold so many vectors, `more_rows` in the second ones, of so many pairs.
+
+    What stood in them is gone.
+    """
+
+    def code(context, builder, signature, args):
+        if HAS_TILES:
+            _write_sizes(builder, *args)
+        return context.get_dummy_value()
+
+    return types.none(*[types.int64] * 3), code
+
+
+@no_type_check
+def _write_sizes(b, rows, more_rows, pairs):
+    sizes = alloca_once(b, ir.ArrayType(_LONG, 8))
+
+    def put(word, *parts):
+        total = _LONG(0)
+        for value, shift in parts:
+            value = value if isinstance(value, ir.Value) else _LONG(value)
+            total = b.or_(total, b.shl(value, _LONG(shift)))
+        b.store(total, b.gep(sizes, [_INT(0), _INT(word)], inbounds=True))
+
+    vector_bytes = b.mul(pairs, _LONG(4))
+    for word in (1, 4, 5, 7):
+        put(word)
+    put(0, (1, 0))  # the only palette
+    put(2, *((64, 16 * tile) for tile in _SUMS))  # bytes of a row
+    put(3, (vector_bytes, 0), (vector_bytes, 16), (64, 32), (64, 48))
+    filled = (rows, rows, more_rows, more_rows, rows, more_rows, pairs, pairs)
+    put(6, *((count, 8 * tile) for tile, count in enumerate(filled)))
+    _do(b, "ldtilecfg", b.bitcast(sizes, _BYTE.as_pointer()))
+
+
+@intrinsic
+@no_type_check
+def _release_tiles(typing_context):
+    def code(context, builder, signature, args):
+        if HAS_TILES:
+            _do(builder, "tilerelease")
+        return context.get_dummy_value()
+
+    return types.none(), code
+
+
+@no_type_check
+def _make_dot(vectors: int, outputs: int) -> Callable[..., Any]:
+    """A function `(anew, weights, row_bytes, half_bytes, vectors, vector_bytes, steps, sums,
+    ahead, rows, lines)`.
+
+    It multiplies so many registers of vectors with so many of outputs, and adds to their `sums`,
+    or writes them `anew`. Weights of a pair of inputs are `row_bytes` from those of the next, and
+    those of the second two registers of outputs `half_bytes` from those of the first. With every
+    step it reads so many `rows` of weights that lie `ahead`, or has so many `lines` read later.
+    """
+
+    @intrinsic
+    def dot(
+        context,
+        anew,
+        weights,
+        row_bytes,
+        half_bytes,
+        given,
+        vector_bytes,
+        steps,
+        sums,
+        ahead,
+        rows,
+        lines,
+    ):
+        def code(context, builder, signature, args):
+            if HAS_TILES:
+                _write_dot(builder, range(vectors), range(outputs), *args)
+            return context.get_dummy_value()
+
+        return types.none(types.boolean, *[types.int64] * 10), code
+
+    return dot
+
+
+dot_1, dot_2 = _make_dot(1, 4), _make_dot(2, 2)
+
+
+@no_type_check
+def _write_dot(
+    b, vectors, outputs, anew, weights, row_bytes, half_bytes, given, vector_bytes, steps, sums,
+    ahead, rows, lines
+):  # fmt: skip
+    def at(base, *offsets):
+        for offset in offsets:
+            base = b.add(base, offset)
+        return b.inttoptr(base, _BYTE.as_pointer())
+
+    places = [(t, r) for t in vectors for r in outputs]
+    totals = {
+        (t, r): (_tile(tile), at(sums, _LONG(ROWS * (SUM_BYTES * t + 4 * r))))
+        for tile, (t, r) in zip(_SUMS, places, strict=True)
+    }
+    with b.if_else(anew) as (begins, goes_on):
+        with begins:
+            for tile, _ in totals.values():
+                _do(b, "tilezero", tile)
+        with goes_on:
+            for tile, place in totals.values():
+                _do(b, "tileloadd64", tile, place, _LONG(SUM_BYTES))
+    step_bytes = b.mul(row_bytes, _LONG(ROWS))
+    with for_range(b, steps) as loop:
+        with for_range(b, rows) as read:
+            number = b.add(b.mul(loop.index, rows), read.index)
+            for r in outputs:
+                row = b.add(b.mul(number, row_bytes), b.mul(half_bytes, _LONG(r // 2)))
+                _read_line(b, b.add(b.add(ahead, row), _LONG(64 * (r % 2))))
+        with for_range(b, lines) as read:
+            number = b.add(b.mul(loop.index, lines), read.index)
+            begin_to_read(b, b.add(ahead, b.mul(number, _LONG(64))), 2)
+        inputs = b.mul(loop.index, _LONG(4 * ROWS))
+        for t in vectors:
+            first = b.mul(vector_bytes, _LONG(ROWS * t))
+            _do(b, "tileloadd64", _tile(_VECTORS[t]), at(given, first, inputs), vector_bytes)
+        own = b.mul(loop.index, step_bytes)
+        for r in outputs:
+            held = _tile(_WEIGHTS[r % 2])
+            half = b.mul(half_bytes, _LONG(r // 2))
+            place = at(weights, own, half, _LONG(4 * ROWS * (r % 2)))
+            _do(b, "tileloadd64", held, place, row_bytes)
+            for t in vectors:
+                _do(b, "tdpbf16ps", totals[t, r][0], _tile(_VECTORS[t]), held)
+    for tile, place in totals.values():
+        _do(b, "tilestored64", tile, place, _LONG(SUM_BYTES))
+
+
+@no_type_check
+def _read_line(b, address):
+    begin_to_read(b, b.add(address, _LONG(NEAR)))
+    word = b.load(b.inttoptr(address, _LONG.as_pointer()), align=8)
+    b.asm(ir.FunctionType(ir.VoidType(), [_LONG]), "", "r", [word], True)  # it stays there
+
+
+@intrinsic
+@no_type_check
+def dot_runs(typing_context, anew, runs, block, steps, sums):
+    """See `multiply_runs`, which has registers sized before."""
+
+    def code(context, builder, signature, args):
+        if HAS_TILES:
+            _write_runs(builder, *args)
+        return context.get_dummy_value()
+
+    return types.none(types.boolean, types.CPointer(types.int64), *[types.int64] * 3), code
+
+
+@no_type_check
+def _write_runs(b, anew, runs, block, steps, sums):
+    def at(base, offset):
+        return b.inttoptr(b.add(base, offset), _BYTE.as_pointer())
+
+    def number(index):
+        return b.load(b.gep(runs, [_INT(index)]))
+
+    row_bytes, weights = _LONG(4 * ROWS), _tile(_WEIGHTS[0])
+    begins = [(number(2 * run), number(2 * run + 1)) for run in range(RUNS)]
+    totals = [(_tile(_SUMS[run]), at(sums, _LONG(4 * ROWS * ROWS * run))) for run in range(RUNS)]
+    with b.if_else(anew) as (begins_anew, goes_on):
+        with begins_anew:
+            for tile, _ in totals:
+                _do(b, "tilezero", tile)
+        with goes_on:
+            for tile, place in totals:
+                _do(b, "tileloadd64", tile, place, row_bytes)
+    with for_range(b, steps) as loop:
+        own = b.mul(loop.index, _LONG(4 * ROWS * ROWS))
+        _do(b, "tileloadd64", weights, at(block, own), row_bytes)
+        for run, (begin, step_bytes) in enumerate(begins):
+            held = _tile(_VECTORS[run % 2])
+            inputs = b.mul(loop.index, row_bytes)
+            _do(b, "tileloadd64", held, at(begin, inputs), step_bytes)
+            _do(b, "tdpbf16ps", totals[run][0], held, weights)
+    for tile, place in totals:
+        _do(b, "tilestored64", tile, place, row_bytes)
+
+
+@no_type_check
+def _do(b, name, *args):
+    call(b, f"llvm.x86.{name}", ir.VoidType(), list(args))
+
+
+def _tile(number: int) -> Any:
+    return ir.Constant(_BYTE, number)
+
+
+# An array would be counted with every call that it is passed to; an address is not.
+
+
+@intrinsic
+@no_type_check
+def _allocate(typing_context):
+    def code(context, builder, signature, args):
+        place = context.nrt.allocate(builder, context.get_constant(types.uintp, 8))
+        builder.store(_LONG(0), builder.bitcast(place, _LONG.as_pointer()))
+        return builder.ptrtoint(place, _LONG)
+
+    return types.int64(), code
+
+
+@intrinsic
+@no_type_check
+def _free(typing_context, place):
+    def code(context, builder, signature, args):
+        context.nrt.free(builder, builder.inttoptr(args[0], _BYTE.as_pointer()))
+        return context.get_dummy_value()
+
+    return types.none(types.int64), code
+
+
+@intrinsic
+@no_type_check
+def _read(typing_context, place):
+    def code(context, builder, signature, args):
+        return builder.load(builder.inttoptr(args[0], _LONG.as_pointer()))
+
+    return types.int64(types.int64), code
+
+
+@intrinsic
+@no_type_check
+def _write(typing_context, place, number):
+    def code(context, builder, signature, args):
+        builder.store(args[1], builder.inttoptr(args[0], _LONG.as_pointer()))
+        return context.get_dummy_value()
+
+    return types.none(types.int64, types.int64), code
+
+
+@inner
+@no_type_check
+def take_tiles(are_there):  # pragma: no cover  (compiled, as all below)
+    """For `add_by_tiles`, where it keeps what the registers hold; without registers 0."""
+    return _allocate() if are_there else 0
+
+
+@inner
+@no_type_check
+def release_tiles(tiles):  # pragma: no cover
+    """Has nobody save registers that are no longer needed."""
+    if tiles != 0:
+        _release_tiles()
+        _free(tiles)
+
+
+@inner
+@no_type_check
+def hold(tiles, rows, more_rows, pairs):  # pragma: no cover
+    """Has registers hold so many vectors, `more_rows` in the second ones, of so many pairs."""
+    sizes = rows | more_rows << 8 | pairs << 16
+    if _read(tiles) != sizes:
+        _set_tiles(rows, more_rows, pairs)
+        _write(tiles, sizes)
