@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hybridrt.kernels.cpu.few_vectors import FEW, STEP, multiply_few
+from hybridrt.kernels.cpu.one_vector import STEP, multiply_one
 from hybridrt.kernels.cpu.packed_dot import OUTPUTS
 from hybridrt.kernels.cpu.packed_linear import add_products
 from hybridrt.kernels.cpu.pairs import MULTIPLIES_PAIRS
@@ -92,26 +92,25 @@ def test_is_the_product(pairs: int, tokens: int, width: int, ahead: str, seed: i
 
 
 @numba.njit
-def run_few(*args: int) -> None:
-    multiply_few(*args)
+def run_one(*args: int) -> None:
+    multiply_one(*args)
 
 
-@pytest.mark.parametrize("count", range(1, FEW + 1))
 @pytest.mark.parametrize("pairs", [1, STEP, 2 * STEP + 3])
-def test_few_vectors_are_added_in_the_order_of_amx(pairs: int, count: int) -> None:
+def test_one_vector_is_added_in_the_order_of_amx(pairs: int) -> None:
     torch.manual_seed(pairs)
     weight = torch.randn(OUTPUTS, 2 * pairs).bfloat16()
-    x = torch.randn(count, 2 * pairs).bfloat16()
-    expected, blocks = torch.randn(count, OUTPUTS), blocks_of(weight, OUTPUTS)
+    x = torch.randn(2 * pairs).bfloat16()
+    expected, blocks = torch.randn(OUTPUTS), blocks_of(weight, OUTPUTS)
     found = expected.clone()
-    run_few(
-        *(False, blocks.data_ptr(), 4 * OUTPUTS, 2 * OUTPUTS, x.data_ptr(), 4 * pairs, pairs),
-        *(found.data_ptr(), count, 0),
+    run_one(
+        *(False, blocks.data_ptr(), 4 * OUTPUTS, 2 * OUTPUTS, x.data_ptr(), pairs),
+        *(found.data_ptr(), 0),
     )
     # A product of two bfloat16 is a float32, so that to add it is to multiply and add in one step.
-    products = (x.float()[:, None] * weight.float()).unflatten(-1, (pairs, 2))
+    products = (x.float() * weight.float()).unflatten(-1, (pairs, 2))
     for step in products.split(STEP, dim=-2):
-        sums = torch.zeros(count, OUTPUTS, 2)
+        sums = torch.zeros(OUTPUTS, 2)
         for pair in step.unbind(-2):
             sums += pair
         expected += sums[..., 0] + sums[..., 1]

@@ -3,7 +3,7 @@
 A weight of so few bits is a bfloat16 without rounding, so that a register of them is multiplied by
 pairs, as `packed_dot` does it with those of bfloat16. They lie as `QuantisedWeight` has them.
 Each sum goes on from input to input, however many vectors there are. Where the processor has AMX
-products are added in its order (see `few_vectors`), so that more vectors can be left to it.
+products are added in its order (see `one_vector`), so that more vectors can be left to it.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,14 +16,14 @@ from numba.core.cgutils import alloca_once_value, for_range
 from numba.extending import intrinsic
 
 from hybridrt.kernels.blocked_matrices import BLOCK
-from hybridrt.kernels.cpu.few_vectors import FEW, STEP
+from hybridrt.kernels.cpu.one_vector import STEP
 from hybridrt.kernels.cpu.packed_dot import LINE, REGISTERS
 from hybridrt.kernels.cpu.packed_dot import MOST_VECTORS as MOST_IN_ORDER
 from hybridrt.kernels.cpu.pairs import MULTIPLIES_PAIRS, add_product
 from hybridrt.kernels.cpu.tile_registers import HAS_TILES
 from hybridrt.kernels.cpu.vectors import INT32, LANES, all_lanes, begin_to_read, call, in_each_lane
 
-MOST_VECTORS = FEW if HAS_TILES else MOST_IN_ORDER
+MOST_VECTORS = 2 if HAS_TILES else MOST_IN_ORDER
 """At once; with even and odd inputs apart twice as many registers are needed."""
 
 TOO_MUCH = 128 + 8

@@ -1,13 +1,13 @@
 """Products of a bfloat16 matrix with some vectors by AMX.
 
-However many vectors there are, each sum is the same: see `few_vectors`.
+However many vectors there are, each sum is the same: see `one_vector`.
 """
 
 from typing import no_type_check
 
 from hybridrt.kernels.blocked_matrices import BLOCK as OUTPUTS
-from hybridrt.kernels.cpu.few_vectors import FEW, multiply_few
 from hybridrt.kernels.cpu.jit import inner
+from hybridrt.kernels.cpu.one_vector import multiply_one
 from hybridrt.kernels.cpu.tile_registers import ROWS, SUM_BYTES, dot_1, dot_2, dot_runs, hold
 
 AHEAD = 2
@@ -35,10 +35,8 @@ def add_by_tiles(
     of the outputs to the second. `following` is the block that is needed next, and 0 where
     blocks don't come from memory.
     """
-    if count <= FEW:
-        multiply_few(
-            anew, block, row_bytes, half_bytes, vectors, vector_bytes, pairs, sums, count, following
-        )  # fmt: skip
+    if count == 1:
+        multiply_one(anew, block, row_bytes, half_bytes, vectors, pairs, sums, following)
     elif count <= 2 * ROWS:
         _add_some(
             tiles, anew, block, row_bytes, half_bytes, vectors, vector_bytes, pairs, sums, count,
