@@ -25,6 +25,8 @@ from hybridrt.kernels.cpu.vectors import aligned
 from hybridrt.kernels.quantised_linear import QuantisedMatrices
 
 LOT = 128  # assignments at once: their sums stay in the second cache
+RUN = 8  # blocks one behind the other: a leap to others takes a microsecond, a seventh of a block's
+MOST_TOTALS = 2**10  # tokens times blocks of outputs whose sums stay in the second cache: 256 KiB
 MUCH = 2**18  # numbers, which it takes longer to copy than to wake another thread
 
 
@@ -74,11 +76,20 @@ def _gather(worker, workers, x, order, sizes, given):  # pragma: no cover  (comp
 
 @inner
 @no_type_check
-def _block_of_values(gate, jobs, e, n):  # pragma: no cover
-    """The number of the first matrix's block for the n-th values of expert e, a gate's if any."""
+def _place(gate, run, k):  # pragma: no cover
+    """Of the k-th block of a run in memory: 0 for the gate's part, 1 for the other, and which."""
+    if gate.kind == SQUARED_RELU:
+        return 1, k
+    return (k % 2, k // 2) if gate.by_turns else (k // run, k % run)
+
+
+@inner
+@no_type_check
+def _number(gate, jobs, e, part, n):  # pragma: no cover
+    """The number, among all experts' blocks, of expert e's for the n-th values and one part."""
     if gate.kind == SQUARED_RELU:
         return e * jobs + n
-    return 2 * e * jobs + (2 * n if gate.by_turns else n)
+    return 2 * e * jobs + (2 * n + part if gate.by_turns else n + part * jobs)
 
 
 @inner
@@ -96,28 +107,24 @@ def _separate(sums, count):  # pragma: no cover
 
 @inner
 @no_type_check
-def _gate_block(
-    tiles, n, block, following, a, count, given, begins, first, gate, sizes, sums, room, values
+def _multiply_run(
+    tiles, e, first_of_run, run, then, a, count, given, begins, first, gate, sizes, sums, room
 ):  # fmt: skip  # pragma: no cover
-    """The n-th values of `count` assignments from the a-th on, of one expert.
+    """Products of `count` assignments of expert e from the a-th on with a run of blocks.
 
-    `block` and `following` are the blocks for them, and for what comes next.
+    `then` is the number of the block that is needed next.
     """
-    up = block
-    if gate.kind != SQUARED_RELU:
-        up += 1 if gate.by_turns else sizes.inner // OUTPUTS
-    # One call in one place: the compiler would write its products out for each.
-    for part in range(0 if up > block else 1, 2):
-        number, then = (block, up) if part == 0 else (up, following)
+    jobs, blocks = sizes.inner // OUTPUTS, run if gate.kind == SQUARED_RELU else 2 * run
+    for k in range(blocks):
+        part, n = _place(gate, run, k)
+        following = then
+        if k + 1 < blocks:
+            next_part, next_n = _place(gate, run, k + 1)
+            following = _number(gate, jobs, e, next_part, first_of_run + next_n)
         multiply_block(
-            tiles, first, number, given, begins, a, sizes.hidden, count, sums[part], room, then
+            tiles, first, _number(gate, jobs, e, part, first_of_run + n), given, begins, a,
+            sizes.hidden, count, sums[n, part], room, following
         )  # fmt: skip
-    if gate.by_turns:
-        _separate(sums, count)
-    gates, out = sums.ctypes.data, values + 2 * (a * sizes.inner + n * OUTPUTS)
-    apply_gate(
-        gate, gates, gates + 4 * LOT * OUTPUTS, OUTPUTS, out, sizes.inner, count, OUTPUTS
-    )  # fmt: skip
 
 
 @inner
@@ -126,24 +133,54 @@ def _first(
     worker, workers, given, begins, first, gate, starts, active, sizes, values
 ):  # fmt: skip  # pragma: no cover
     """A worker's blocks of the values between the two products."""
-    sums, tiles = aligned(2 * LOT * OUTPUTS).reshape((2, LOT, OUTPUTS)), take_tiles(first.tiles)
-    jobs, room = sizes.inner // OUTPUTS, make_room(first)
+    sums = aligned(RUN * 2 * LOT * OUTPUTS).reshape((RUN, 2, LOT, OUTPUTS))
+    jobs, room, tiles = sizes.inner // OUTPUTS, make_room(first), take_tiles(first.tiles)
+    begin, end = jobs * worker // workers, jobs * (worker + 1) // workers
+    part = _place(gate, 1, 0)[0]
     for i in range(len(active)):
-        e = active[i]
-        for n in range(worker, jobs, workers):
-            block = _block_of_values(gate, jobs, e, n)
-            if n + workers < jobs:
-                next_block = _block_of_values(gate, jobs, e, n + workers)
-            else:
-                next_block = _block_of_values(gate, jobs, active[(i + 1) % len(active)], worker)
+        e, next_expert = active[i], active[(i + 1) % len(active)]
+        most = RUN if starts[e + 1] - starts[e] <= LOT else 1
+        for n in range(begin, end, most):
+            run = min(most, end - n)
+            own = _number(gate, jobs, e, part, n)
+            later = _number(gate, jobs, e, part, n + run)
+            if n + run == end:
+                later = _number(gate, jobs, next_expert, part, begin)
             for a in range(starts[e], starts[e + 1], LOT):
                 count = min(LOT, starts[e + 1] - a)
-                following = block if a + count < starts[e + 1] else next_block
-                _gate_block(
-                    tiles, n, block, following, a, count, given, begins, first, gate, sizes, sums,
-                    room, values
+                then = own if a + count < starts[e + 1] else later
+                _multiply_run(
+                    tiles, e, n, run, then, a, count, given, begins, first, gate, sizes, sums, room
                 )  # fmt: skip
+                for of_run in range(run):
+                    if gate.by_turns:
+                        _separate(sums[of_run], count)
+                    gates = sums[of_run].ctypes.data
+                    out = values + 2 * (a * sizes.inner + (n + of_run) * OUTPUTS)
+                    apply_gate(
+                        gate, gates, gates + 4 * LOT * OUTPUTS, OUTPUTS, out, sizes.inner, count,
+                        OUTPUTS
+                    )  # fmt: skip
     release_tiles(tiles)
+
+
+@inner
+@no_type_check
+def _add_expert(
+    tiles, e, n, then, values, begins, second, by_weight, order, starts, sizes, sums, room, total
+):  # fmt: skip  # pragma: no cover
+    """Adds what an expert gives for the n-th outputs to those of its tokens."""
+    block = e * (sizes.hidden // OUTPUTS) + n
+    for a in range(starts[e], starts[e + 1], LOT):
+        count = min(LOT, starts[e + 1] - a)
+        following = block if a + count < starts[e + 1] else then
+        multiply_block(
+            tiles, second, block, values, begins, a, sizes.inner, count, sums, room, following
+        )  # fmt: skip
+        for t in range(count):
+            weight, token = by_weight[order[a + t]], order[a + t] // sizes.top_k
+            for output in range(OUTPUTS):
+                total[token, output] += weight * sums[t, output]
 
 
 @inner
@@ -152,31 +189,34 @@ def _second(
     worker, workers, values, begins, second, weights, order, starts, active, sizes, out
 ):  # fmt: skip  # pragma: no cover
     """A worker's blocks of the tokens' outputs: those of all experts, by weight."""
+    jobs, tokens = sizes.hidden // OUTPUTS, sizes.tokens
+    begin, end = jobs * worker // workers, jobs * (worker + 1) // workers
+    most = max(1, min(end - begin, MOST_TOTALS // tokens))
     sums = aligned(LOT * OUTPUTS).reshape((LOT, OUTPUTS))
-    total = aligned(sizes.tokens * OUTPUTS).reshape((sizes.tokens, OUTPUTS))
-    by_weight, jobs = singles(weights, len(order)), sizes.hidden // OUTPUTS
-    room, tiles = make_room(second), take_tiles(second.tiles)
-    for n in range(worker, jobs, workers):
-        total[:] = 0
+    totals = aligned(most * tokens * OUTPUTS).reshape((most, tokens, OUTPUTS))
+    by_weight, room, tiles = (
+        singles(weights, len(order)),
+        make_room(second),
+        take_tiles(second.tiles),
+    )
+    for n in range(begin, end, most):
+        run = min(most, end - n)
+        totals[:run] = 0
         for i in range(len(active)):
-            e, is_last = active[i], i + 1 == len(active)
-            next_block = active[(i + 1) % len(active)] * jobs + n
-            next_block += workers if is_last and n + workers < jobs else 0
-            for a in range(starts[e], starts[e + 1], LOT):
-                count, block = min(LOT, starts[e + 1] - a), e * jobs + n
-                following = block if a + count < starts[e + 1] else next_block
-                multiply_block(
-                    tiles, second, block, values, begins, a, sizes.inner, count, sums, room,
-                    following
+            after = n if i + 1 < len(active) else n + run  # as then all begin again
+            later = active[(i + 1) % len(active)] * jobs + (after if after < end else begin)
+            for of_run in range(run):
+                own = active[i] * jobs + n + of_run
+                _add_expert(
+                    tiles, active[i], n + of_run, own + 1 if of_run + 1 < run else later, values,
+                    begins, second, by_weight, order, starts, sizes, sums, room, totals[of_run]
                 )  # fmt: skip
-                for t in range(count):
-                    weight, token = by_weight[order[a + t]], order[a + t] // sizes.top_k
-                    for output in range(OUTPUTS):
-                        total[token, output] += weight * sums[t, output]
-        for token in range(sizes.tokens):
-            result = halves(out + 2 * (token * sizes.hidden + n * OUTPUTS), OUTPUTS)
-            for output in range(OUTPUTS):
-                result[output] = narrow(total[token, output])
+        for of_run in range(run):
+            for token in range(tokens):
+                place = out + 2 * (token * sizes.hidden + (n + of_run) * OUTPUTS)
+                result = halves(place, OUTPUTS)
+                for output in range(OUTPUTS):
+                    result[output] = narrow(totals[of_run, token, output])
     release_tiles(tiles)
 
 

@@ -44,12 +44,15 @@ def packed_linear(
     *batch, inputs = x.shape
     x, out = x.contiguous(), torch.empty(*batch, outputs, dtype=x.dtype)
     tokens = x.numel() // inputs
-    run = _multiply_small if outputs * inputs <= SMALL else _multiply
     at_bias = 0 if bias is None else bias.data_ptr()
-    of_weight = (address, width, block_bytes, at_bias)
-    if tokens:
-        places = (x.data_ptr(), *of_weight, out.data_ptr())
-        run(multiplies_tiles(), *places, tokens, outputs, inputs)
+    places = (x.data_ptr(), address, width, block_bytes, at_bias, out.data_ptr())
+    args = (multiplies_tiles(), *places, tokens, outputs, inputs)
+    if not tokens:
+        return out
+    if outputs * inputs <= SMALL:
+        _multiply_small(*args)
+    else:
+        _multiply(numba.get_num_threads(), *args)
     return out
 
 
@@ -150,40 +153,59 @@ def add_products(
 
 @inner
 @no_type_check
-def _multiply_block(
-    n, tiles, x, weight, width, block_bytes, bias, out, tokens, outputs, inputs
-):  # fmt: skip  # pragma: no cover
-    """The n-th `OUTPUTS` outputs of all tokens."""
-    sums, added = aligned(tokens * OUTPUTS), np.zeros(OUTPUTS, np.float32)
-    size, per_job = min(OUTPUTS, outputs - n * OUTPUTS), OUTPUTS // width
-    for i in range(size if bias else 0):
+def _begin(sums, bias, n, size, tokens):  # pragma: no cover
+    """Writes what the sums of the n-th block begin with: zeros, or its biases."""
+    totals = pointer(sums)
+    if bias == 0:
+        sums[:] = 0
+        return
+    added = np.zeros(OUTPUTS, np.float32)
+    for i in range(size):
         added[i] = widen(halves(bias + 2 * n * OUTPUTS, size)[i])
-    totals, begins = pointer(sums), pointer(added)
+    begins = pointer(added)
     for r in range(0, OUTPUTS, LANES):
         begin = load(begins, r)
         for t in range(tokens):
             store(begin, totals, t * OUTPUTS + r)
-    block, of_sums = weight + n * per_job * block_bytes, sums.ctypes.data
-    following = block + per_job * block_bytes
-    registers = take_tiles(tiles)
-    if tiles:
-        # Where the second half of the outputs isn't there, the first one is multiplied again.
-        half_bytes = 2 * OUTPUTS if per_job == 1 else block_bytes if size > width else 0
-        add_by_tiles(
-            registers, False, block, 4 * width, half_bytes, x, 2 * inputs, inputs // 2, of_sums,
-            tokens, following
-        )  # fmt: skip
-    else:
-        _add_by_pairs(block, x, 2 * inputs, inputs // 2, of_sums, tokens, following)
+
+
+@inner
+@no_type_check
+def _multiply_blocks(
+    worker, workers, tiles, x, weight, width, block_bytes, bias, out, tokens, outputs, inputs
+):  # fmt: skip  # pragma: no cover
+    """A worker's share of the outputs of all tokens.
+
+    Its blocks are neighbours, since every leap to others takes a microsecond. What all of them
+    need is made before the first: while it is made nothing is read.
+    """
+    sums, per_job = aligned(tokens * OUTPUTS), OUTPUTS // width
+    totals, of_sums, registers = pointer(sums), sums.ctypes.data, take_tiles(tiles)
+    jobs = (outputs + OUTPUTS - 1) // OUTPUTS
+    for n in range(jobs * worker // workers, jobs * (worker + 1) // workers):
+        size = min(OUTPUTS, outputs - n * OUTPUTS)
+        block = weight + n * per_job * block_bytes
+        following, anew = block + per_job * block_bytes, tiles and bias == 0
+        if not anew:
+            _begin(sums, bias, n, size, tokens)
+        if tiles:
+            # Where the second half of the outputs isn't there, the first one is multiplied again.
+            half_bytes = 2 * OUTPUTS if per_job == 1 else block_bytes if size > width else 0
+            add_by_tiles(
+                registers, anew, block, 4 * width, half_bytes, x, 2 * inputs, inputs // 2, of_sums,
+                tokens, following
+            )  # fmt: skip
+        else:
+            _add_by_pairs(block, x, 2 * inputs, inputs // 2, of_sums, tokens, following)
+        for t in range(tokens):
+            result = pointer(halves(out + 2 * (t * outputs + n * OUTPUTS), size))
+            for r in range(0, size, LANES):
+                found = load(totals, t * OUTPUTS + r)
+                if r + LANES <= size:
+                    store_pairs(found, result, r)
+                else:
+                    store_some(found, result, r, size - r)
     release_tiles(registers)
-    for t in range(tokens):
-        result = pointer(halves(out + 2 * (t * outputs + n * OUTPUTS), size))
-        for r in range(0, size, LANES):
-            found = load(totals, t * OUTPUTS + r)
-            if r + LANES <= size:
-                store_pairs(found, result, r)
-            else:
-                store_some(found, result, r, size - r)
 
 
 @kernel
@@ -191,18 +213,18 @@ def _multiply_block(
 def _multiply_small(
     tiles, x, weight, width, block_bytes, bias, out, tokens, outputs, inputs
 ):  # fmt: skip  # pragma: no cover
-    for n in range((outputs + OUTPUTS - 1) // OUTPUTS):
-        _multiply_block(
-            n, tiles, x, weight, width, block_bytes, bias, out, tokens, outputs, inputs
-        )  # fmt: skip
+    _multiply_blocks(
+        0, 1, tiles, x, weight, width, block_bytes, bias, out, tokens, outputs, inputs
+    )  # fmt: skip
 
 
 @parallel_kernel
 @no_type_check
 def _multiply(
-    tiles, x, weight, width, block_bytes, bias, out, tokens, outputs, inputs
+    threads, tiles, x, weight, width, block_bytes, bias, out, tokens, outputs, inputs
 ):  # fmt: skip  # pragma: no cover
-    for n in numba.prange((outputs + OUTPUTS - 1) // OUTPUTS):
-        _multiply_block(
-            n, tiles, x, weight, width, block_bytes, bias, out, tokens, outputs, inputs
+    for worker in numba.prange(threads):
+        _multiply_blocks(
+            np.int64(worker), threads, tiles, x, weight, width, block_bytes, bias, out, tokens,
+            outputs, inputs
         )  # fmt: skip
