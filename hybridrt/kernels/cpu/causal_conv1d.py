@@ -9,7 +9,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from hybridrt.batch import Rows
-from hybridrt.kernels.cpu.bfloat16 import DTYPES, as_float, elements, of_dtype
+from hybridrt.kernels.cpu.bfloat16 import DTYPES, as_float, elements, octets, of_dtype
 from hybridrt.kernels.cpu.gated import times_sigmoid
 from hybridrt.kernels.cpu.jit import inner, kernel, parallel_kernel
 from hybridrt.kernels.cpu.state_rows import (
@@ -95,6 +95,20 @@ def _place(back, own, earlier, stride, history, channels, is_given, item):  # pr
 
 @inner
 @no_type_check
+def _turn(given, size, width, taps):  # pragma: no cover
+    """Writes `[size, width]` numbers as `[width, size]`; most often 4 wide, which has vectors."""
+    if width == 4:
+        for c in range(size):
+            for k in range(4):
+                taps[k, c] = as_float(given[4 * c + k])
+    else:
+        for c in range(size):
+            for k in range(width):
+                taps[k, c] = as_float(given[c * width + k])
+
+
+@inner
+@no_type_check
 def _convolve(
     like, x, stride, weight, bias, rows, states, silu, out, channels, width, first
 ):  # fmt: skip  # pragma: no cover
@@ -105,11 +119,8 @@ def _convolve(
         added = elements(bias + item * first, size, like)
         for c in range(size):
             shift[c] = as_float(added[c])
-    given = elements(weight + item * first * width, size * width, like)
     taps = np.zeros((width, CHANNELS), np.float32)  # a tap's channels in a row
-    for c in range(size):
-        for k in range(width):
-            taps[k, c] = as_float(given[c * width + k])
+    _turn(elements(weight + item * first * width, size * width, like), size, width, taps)
     places = np.empty(width, np.int64)
     tokens, given_state = starts(rows), has_initial(rows)
     source, target = sources(rows), targets(rows)
@@ -131,9 +142,11 @@ def _convolve(
         for k in range(history):  # from the oldest on, so that a page may be its own source
             back = count + k - history
             place = _place(back, own, earlier, stride, history, channels, is_given, item)
-            kept = elements(left + item * k * channels, size, like)
+            kept = octets(left + item * k * channels, item * size)
             if place != 0:
-                kept[:] = elements(place, size, like)
+                seen = octets(place, item * size)
+                for i in range(item * size):  # an assignment of arrays would take ten times as long
+                    kept[i] = seen[i]
             else:
                 kept[:] = 0
 
