@@ -135,7 +135,7 @@ class _Rows:
             if other.layer == call.layer and self.both.theirs[other.module] == held
         ]
 
-    def _pieces(self, call: Call) -> Iterator[tuple[str, slice, list[Call]]]:
+    def _pieces(self, call: Call) -> Iterator[tuple[str, Tensor, list[Call]]]:
         """Each part of a fused projection: its name, its outputs, and who makes them there."""
         held = self.both.ours[call.module]
         parent = self._name(call).rpartition(".")[0]

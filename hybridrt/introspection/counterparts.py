@@ -8,11 +8,13 @@ those that hold the same ones do the same work, whatever they are called.
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from hybridrt.engine.fit import name_in
 from hybridrt.engine.slots import PackedModule, Slot, own_tensors, parameter_slots
 from hybridrt.introspection.readable import as_loaded, layouts_of
+from hybridrt.layers.linear import FusedLinear
 from hybridrt.models.causal_lm import CausalLM
 
 
@@ -121,9 +123,9 @@ def _held(model: nn.Module, own: Mapping[nn.Module, Set[int]]) -> dict[nn.Module
     }
 
 
-def pieces(module: nn.Module, weights: Sequence[Weight], held: Set[int]) -> dict[int, slice]:
+def pieces(module: nn.Module, weights: Sequence[Weight], held: Set[int]) -> dict[int, Tensor]:
     """Of a linear layer that is several of a checkpoint's: the outputs that each place makes."""
-    found: dict[int, slice] = {}
+    found: dict[int, Tensor] = {}
     whole = getattr(module, "weight", None)
     if not isinstance(module, PackedModule) or not isinstance(whole, Tensor) or whole.dim() != 2:
         return found
@@ -134,5 +136,6 @@ def pieces(module: nn.Module, weights: Sequence[Weight], held: Set[int]) -> dict
         layout = {k: view for k, view in layouts_of(module)[slot.layout].items() if view.dim() == 2}
         before = list(layout)[: list(layout).index(slot.key)]
         start = sum(layout[key].shape[0] for key in before)
-        found[index] = slice(start, start + slot.shape[0])
+        rows = torch.arange(start, start + slot.shape[0])
+        found[index] = module.places_of(rows) if isinstance(module, FusedLinear) else rows
     return found

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from hybridrt.batch import ForwardBatch
 from hybridrt.layers.attention import Attention, AttentionConfig
-from hybridrt.layers.linear import FusedLinear, Linear
+from hybridrt.layers.linear import FusedLinear, Linear, by_kind
 from hybridrt.layers.mla import MLA, MLAConfig
 from hybridrt.layers.rope import Rope
 
@@ -21,10 +21,14 @@ class GatedAttention(Attention):
         super().__init__(config, rope)
         if config.value_dim != config.head_dim:
             raise ValueError(f"head_dim_v={config.head_dim_v} should be None: a gate is a query's")
-        kv_size = config.num_key_value_heads * config.head_dim
-        self.q_size = config.num_attention_heads * config.head_dim
+        heads, head_dim = config.num_attention_heads, config.head_dim
+        kv_size = config.num_key_value_heads * head_dim
+        self.q_size = heads * head_dim
         parts = {"q_proj": 2 * self.q_size, "k_proj": kv_size, "v_proj": kv_size}
-        self.qkv_proj = FusedLinear(config.hidden_size, parts, config.attention_bias)
+        queries, gates = by_kind(heads, [head_dim, head_dim]).chunk(2)
+        kv = torch.arange(2 * self.q_size, 2 * (self.q_size + kv_size), device="cpu")
+        order = torch.cat([queries, kv, gates])
+        self.qkv_proj = FusedLinear(config.hidden_size, parts, config.attention_bias, order=order)
 
     def forward(
         self, x: Float[Tensor, "tokens hidden"], batch: ForwardBatch
@@ -35,9 +39,8 @@ class GatedAttention(Attention):
 
     def _project_gated(self, x: Tensor, batch: ForwardBatch) -> tuple[Tensor, ...]:
         """Queries, keys, values and the queries' gates, `[tokens, heads, head_dim]` each."""
-        q_and_gate, kv = self.qkv_proj(x).tensor_split([2 * self.q_size], dim=-1)
-        q, gate = q_and_gate.unflatten(-1, (-1, 2 * self.config.head_dim)).chunk(2, dim=-1)
-        return *self._heads(torch.cat([q.flatten(1), kv], dim=-1), batch), gate
+        qkv, gate = self.qkv_proj(x).tensor_split([-self.q_size], dim=-1)
+        return *self._heads(qkv, batch), gate.unflatten(-1, (-1, self.config.head_dim))
 
 
 class HeadGatedAttention(Attention):

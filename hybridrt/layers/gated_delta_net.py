@@ -3,7 +3,7 @@
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from pydantic import PositiveInt, model_validator
 from torch import Tensor, nn
 
@@ -14,7 +14,7 @@ from hybridrt.kernels.delta_inputs import delta_inputs
 from hybridrt.kernels.gated_delta_rule import gated_delta_rule
 from hybridrt.layers.cached import CachedLayer
 from hybridrt.layers.conv import CausalConv1d, FusedCausalConv1d
-from hybridrt.layers.linear import FusedLinear, Linear
+from hybridrt.layers.linear import FusedLinear, Linear, by_kind
 from hybridrt.layers.norm import GatedRMSNorm
 from hybridrt.values import Value, check_divides
 
@@ -67,7 +67,7 @@ class GatedDeltaNet(CachedLayer):
         self.value_dim = heads * config.value_head_dim
         self._beta_scale = 2.0 if config.allow_neg_eigval else 1.0
         self.conv_channels = 2 * self.key_dim + self.value_dim
-        self.in_proj = FusedLinear(config.hidden_size, self._projections())
+        self.in_proj = FusedLinear(config.hidden_size, self._projections(), order=self._order())
         if config.projections == "apart":
             parts = {"q_conv1d": self.key_dim, "k_conv1d": self.key_dim, "v_conv1d": self.value_dim}
             self.conv1d = FusedCausalConv1d(parts, config.conv_kernel, bias=False)
@@ -92,6 +92,16 @@ class GatedDeltaNet(CachedLayer):
             return qkvz | {"in_proj_b": heads, "in_proj_a": heads}
         qkv = {"q_proj": self.key_dim, "k_proj": self.key_dim, "v_proj": values}
         return qkv | {"g_proj": values, "b_proj": heads, "a_proj": heads}
+
+    def _order(self) -> Int64[Tensor, " rows"] | None:
+        """Sorts rows that a checkpoint has by key head, with those of its value heads, by kind."""
+        cfg = self.config
+        if cfg.projections != "by_key_head":
+            return None
+        shared = cfg.num_value_heads // cfg.num_key_heads
+        values = shared * cfg.value_head_dim
+        qkvz = by_kind(cfg.num_key_heads, [cfg.key_head_dim, cfg.key_head_dim, values, values])
+        return torch.cat([qkvz, len(qkvz) + by_kind(cfg.num_key_heads, [shared, shared])])
 
     @property
     def cache_spec(self) -> CacheSpec:
@@ -144,29 +154,6 @@ class GatedDeltaNet(CachedLayer):
     def _project(self, hidden: Float[Tensor, "tokens hidden"]) -> tuple[Tensor, ...]:
         """q, k and v side by side, then by value head the gate z, and what makes beta and g."""
         cfg = self.config
-        projected = self.in_proj(hidden)
-        if cfg.projections != "by_key_head":
-            sizes = [self.conv_channels, self.value_dim, cfg.num_value_heads, cfg.num_value_heads]
-            qkv, z, b, a = projected.split(sizes, dim=-1)
-            return qkv, z.unflatten(-1, (cfg.num_value_heads, -1)), b, a
-        # The rows of a key head and of its value heads are together.
-        qkvz, ba = projected.split(list(self.in_proj.parts.values()), dim=-1)
-        shared = cfg.num_value_heads // cfg.num_key_heads
-        values = shared * cfg.value_head_dim
-        sizes = [cfg.key_head_dim, cfg.key_head_dim, values, values]
-        by_kind = self._sorted(qkvz, sizes)
-        qkv, z = by_kind.split([self.conv_channels, self.value_dim], dim=-1)
-        b, a = self._sorted(ba, [shared, shared]).chunk(2, dim=-1)
+        sizes = [self.conv_channels, self.value_dim, cfg.num_value_heads, cfg.num_value_heads]
+        qkv, z, b, a = self.in_proj(hidden).split(sizes, dim=-1)
         return qkv, z.unflatten(-1, (cfg.num_value_heads, -1)), b, a
-
-    def _sorted(
-        self, by_key_head: Float[Tensor, "tokens channels"], sizes: list[int]
-    ) -> Float[Tensor, "tokens channels"]:
-        """All key heads' numbers of each kind side by side, of which a head has so many."""
-        heads = self.config.num_key_heads
-        by_kind = torch.empty_like(by_key_head, memory_format=torch.contiguous_format)
-        places = by_kind.split([heads * size for size in sizes], dim=-1)
-        of_heads = by_key_head.unflatten(-1, (heads, -1)).split(sizes, dim=-1)
-        for place, part in zip(places, of_heads, strict=True):
-            place.unflatten(-1, (heads, -1)).copy_(part)
-        return by_kind

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from hybridrt.kernels.linear import BlockedWeight, find_blocks, linear, pack_weight
@@ -57,7 +57,9 @@ class FusedLinear(Linear):
 
     `parts` maps the name that a checkpoint has for each, beside this module, to its
     number of outputs: `FusedLinear(512, {"q_proj": 512, "k_proj": 128, "v_proj": 128})`.
-    `fused` is the name in checkpoints that have all of them as one, in this order.
+    `fused` is the name in checkpoints that have all of them as one, in this order. `order` says
+    for each output which of a checkpoint's rows it is, if not the one in its place; `sort`, once
+    the weights are there, spares every call that.
     """
 
     def __init__(
@@ -67,21 +69,51 @@ class FusedLinear(Linear):
         bias: bool = False,
         *,
         fused: str | None = None,
+        order: Int64[Tensor, " outputs"] | None = None,
     ) -> None:
         super().__init__(in_features, sum(parts.values()), bias)
         self.parts = dict(parts)
         self.fused = fused
+        self.order: Tensor | None
+        self.register_buffer("order", order, persistent=False)
+        self.is_sorted = order is None
 
     def forward(self, x: Float[Tensor, "*batch inputs"]) -> Float[Tensor, "*batch outputs"]:
         """The outputs of all parts side by side, in order."""
-        return super().forward(x)
+        out = super().forward(x)
+        return out if self.is_sorted else out[..., self.order]
+
+    def places_of(self, rows: Int64[Tensor, " rows"]) -> Int64[Tensor, " rows"]:
+        """Which outputs these rows of the parts make, counted over all of them."""
+        return rows if self.order is None else self.order.argsort().cpu()[rows]
+
+    def sort(self) -> None:
+        """Brings the rows into the order of the outputs."""
+        if self.is_sorted:
+            return
+        for name, parameter in [*self.named_parameters(recurse=False)]:
+            setattr(self, name, nn.Parameter(parameter[self.order], requires_grad=False))
+        self.is_sorted = True
 
     def checkpoint_layouts(self) -> Sequence[Mapping[str, Tensor]]:
-        """Each part under its own name; or all of them as one."""
+        """Each part under its own name; or all of them as one. Sorted rows are copied back."""
+        whole = {kind: self._as_loaded(p) for kind, p in self.named_parameters()}
         layout: dict[str, Tensor] = {}
-        for kind, parameter in self.named_parameters():
+        for kind, parameter in whole.items():
             rows = parameter.split(list(self.parts.values()))
             layout |= {f"{part}.{kind}": row for part, row in zip(self.parts, rows, strict=True)}
         if self.fused is None:
             return [layout]
-        return [layout, {f"{self.fused}.{kind}": part for kind, part in self.named_parameters()}]
+        return [layout, {f"{self.fused}.{kind}": part for kind, part in whole.items()}]
+
+    def _as_loaded(self, parameter: nn.Parameter) -> Tensor:
+        if self.order is None or not self.is_sorted:
+            return parameter
+        return parameter[self.order.argsort()]
+
+
+def by_kind(heads: int, sizes: Sequence[int]) -> Int64[Tensor, " rows"]:
+    """The `order` that sorts rows of heads, each of which has so many of every kind, by kind."""
+    # On the CPU, even where a model is built without memory.
+    rows = torch.arange(heads * sum(sizes), device="cpu").view(heads, -1).split(list(sizes), dim=1)
+    return torch.cat([part.flatten() for part in rows])

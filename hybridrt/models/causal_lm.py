@@ -12,7 +12,7 @@ from hybridrt.batch import ForwardBatch
 from hybridrt.kernels.quantised_linear import BITS, Quantization
 from hybridrt.layers.attention import shares_cache
 from hybridrt.layers.cached import CachedLayer
-from hybridrt.layers.linear import Linear
+from hybridrt.layers.linear import FusedLinear, Linear
 from hybridrt.layers.moe import Experts
 from hybridrt.layers.norm import RMSNorm
 from hybridrt.layers.rope import Rope
@@ -123,6 +123,9 @@ class CausalLM(nn.Module):
         """
         for rope in self.ropes:
             rope.prepare(max_model_len, device)
+        for module in self.modules():
+            if isinstance(module, FusedLinear):
+                module.sort()
         if not packs:
             return
         bits = None if quantization is None else BITS[quantization]

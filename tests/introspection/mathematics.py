@@ -146,12 +146,8 @@ def _gated_delta_net(layer: Any, captured: Captured) -> dict[str, Tensor]:
     cfg = layer.config
     keys, heads = cfg.num_key_heads, cfg.num_value_heads
     d_k, d_v, shared = cfg.key_head_dim, cfg.value_head_dim, heads // keys
-    assert cfg.projections == "by_key_head"
-    qkvz, ba = captured["in_proj"].split([keys * (2 * d_k + 2 * shared * d_v), 2 * heads], dim=-1)
-    by_head = qkvz.unflatten(-1, (keys, -1))
-    q, k, v, _ = by_head.split([d_k, d_k, shared * d_v, shared * d_v], dim=-1)
-    b, a = (x.flatten(1) for x in ba.unflatten(-1, (keys, -1)).split([shared, shared], dim=-1))
-    inputs = torch.cat([part.flatten(1) for part in (q, k, v)], dim=-1)
+    channels, values = 2 * keys * d_k + heads * d_v, heads * d_v
+    inputs, _, b, a = captured["in_proj"].split([channels, values, heads, heads], dim=-1)
     qkv, last = _convolved(inputs, layer.conv1d)
     k = _unit(qkv[:, keys * d_k : 2 * keys * d_k].unflatten(-1, (keys, -1)))
     v = qkv[:, 2 * keys * d_k :].unflatten(-1, (heads, -1))

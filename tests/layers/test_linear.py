@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from hybridrt.layers.linear import FusedLinear, Linear
+from hybridrt.introspection.readable import layouts_of
+from hybridrt.layers.linear import FusedLinear, Linear, by_kind
 from hybridrt.layers.mlp import MLP
 from tests.harness.random_weights import randomise
 from tests.harness.tolerance import assert_close, assert_right
@@ -58,6 +59,40 @@ def test_a_fused_layer_may_be_one_in_a_checkpoint_too(bias: bool) -> None:
         assert whole[f"qkv_proj.{kind}"].shape == parts.shape == parameter.shape
         whole[f"qkv_proj.{kind}"].fill_(3)
         assert parameter.eq(3).all()
+
+
+def test_rows_of_heads_are_sorted_by_kind() -> None:
+    assert by_kind(2, [1, 3]).tolist() == [0, 4, 1, 2, 3, 5, 6, 7]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("packs", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_rows_that_are_sorted_are_still_those_of_the_checkpoint(
+    bias: bool, packs: bool, dtype: torch.dtype
+) -> None:
+    """And outputs are in their order before and after."""
+    parts = {"qz_proj": 512, "k_proj": 65}
+    order = torch.cat([by_kind(4, [96, 32]), 512 + 64 - torch.arange(65)])
+    fused, plain = (FusedLinear(512, parts, bias, order=given) for given in (order, None))
+    for layer in (fused, plain):
+        randomise(layer)
+        layer.to(dtype)
+    x = torch.randn(3, 512, generator=torch.Generator().manual_seed(9)).to(dtype)
+    before = fused(x)
+    loaded = {name: rows.clone() for name, rows in layouts_of(fused)[0].items()}
+    assert torch.equal(before, plain(x)[:, order])
+    fused.sort()
+    fused.sort()  # once is enough
+    if packs:
+        fused.pack()
+    own = [parameter.detach() for parameter in plain.parameters()]
+    assert_right(fused(x), lambda x, *own: _product_and_sum(x, *own)[:, order], x, *own)
+    (kept,) = layouts_of(fused)
+    assert list(kept) == list(loaded)
+    assert all(torch.equal(kept[name], loaded[name]) for name in loaded)
+    rows = torch.arange(100, 140)
+    assert torch.equal(before[:, fused.places_of(rows)], plain(x)[:, rows])
 
 
 @pytest.mark.parametrize("bias", [False, True])
