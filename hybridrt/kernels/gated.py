@@ -37,3 +37,16 @@ def gated_by(
 
         return cpu.silu_times(gate, values)
     return values * F.silu(gate)
+
+
+def add_gated(
+    values: Float[Tensor, "tokens size"],
+    more: Float[Tensor, "tokens size"],
+    gate: Float[Tensor, "tokens one"],
+) -> Float[Tensor, "tokens size"]:
+    """`values + sigmoid(gate) * more`, with one gate a token."""
+    if numba_takes(values, more, gate):
+        from hybridrt.kernels.cpu import gated as cpu
+
+        return cpu.add_gated(values, more, gate)
+    return values + gate.sigmoid() * more

@@ -22,6 +22,8 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from hybridrt.kernels.backend import numba_takes
+
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
 """A function and its arguments."""
 
@@ -93,6 +95,12 @@ class Tape:
     ) -> None:
         if op in _COPIES:
             self.add(aten.copy_.default._op, (results[0], args[0]))
+        elif op is aten.add.Tensor and not kwargs and _kernel_adds(*args):
+            from hybridrt.kernels.cpu.add import add
+
+            x, y = args
+            self.hold(x, y)
+            add(x, y, results[0])  # the same numbers once more, by a call that is noted
         elif len(results) == 1 and (writer := _writer(op)) is not None:
             function, name = writer
             self.add(partial(function._op, **{**kwargs, name: results[0]}), tuple(args))
@@ -172,6 +180,13 @@ def _depends_on_numbers(op: OpOverload, args: Sequence[Any]) -> bool:
         return any(index.dtype in (torch.bool, torch.uint8) for index in indices)
     of_numbers = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
     return any(tag in op.tags for tag in of_numbers)
+
+
+def _kernel_adds(x: Tensor, y: Any) -> bool:
+    """Whether a kernel takes this sum, as of residuals, of which a step has two a layer."""
+    if not isinstance(y, Tensor) or x.shape != y.shape:
+        return False
+    return x.is_contiguous() and y.is_contiguous() and numba_takes(x, y)
 
 
 def _only_allocates(op: OpOverload) -> bool:

@@ -202,12 +202,13 @@ class Attention(TokenCached):
         heads = [cfg.num_attention_heads, cfg.num_key_value_heads]
         qk, v = qkv.tensor_split([sum(heads) * cfg.head_dim], dim=-1)
         qk, v = qk.unflatten(-1, (-1, cfg.head_dim)), v.unflatten(-1, (-1, cfg.value_dim))
+        parts = [qk]
         if cfg.qk_norm_eps is not None and not cfg.qk_norm_after_rope:
             q, k = qk.split(heads, dim=1)
-            qk = torch.cat([self._norm(q, self.q_norm), self._norm(k, self.k_norm)], dim=1)
+            parts = [self._norm(q, self.q_norm), self._norm(k, self.k_norm)]
         if self.rope is not None:
-            qk = self.rope.apply(qk, batch.rope_positions)
-        q, k = qk.split(heads, dim=1)
+            parts = [self.rope.apply(part, batch.rope_positions) for part in parts]
+        q, k = parts if len(parts) == 2 else parts[0].split(heads, dim=1)
         if cfg.qk_norm_eps is not None and cfg.qk_norm_after_rope:
             q, k = self._norm(q, self.q_norm), self._norm(k, self.k_norm)
         return q, k, v

@@ -112,4 +112,4 @@ class ClampedHalvesMoE(MoE):
             alpha=self.alpha,
             limit=self.limit,
         )
-        return routed if self.shared_experts is None else routed + self._shared(x)
+        return self._with_shared(x, routed)

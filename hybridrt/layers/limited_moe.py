@@ -68,4 +68,4 @@ class LimitedMoE(MoE):
             gating="limited",
             limit=self.limit,
         )
-        return routed if self.shared_experts is None else routed + self._shared(x)
+        return self._with_shared(x, routed)

@@ -9,6 +9,7 @@ from pydantic import PositiveInt, model_validator
 from torch import Tensor, nn
 
 from hybridrt.kernels.blocked_matrices import BlockedMatrices, can_block
+from hybridrt.kernels.gated import add_gated
 from hybridrt.kernels.linear import pack_weight
 from hybridrt.kernels.moe import moe_experts, reads_stacked
 from hybridrt.kernels.quantised_linear import (
@@ -168,11 +169,15 @@ class MoE(nn.Module):
     def forward(self, x: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens hidden"]:
         ids, weights = self.gate(x)
         routed = moe_experts(x, self.experts.gate_up_proj, self.experts.down_proj, ids, weights)
-        return routed if self.shared_experts is None else routed + self._shared(x)
+        return self._with_shared(x, routed)
 
-    def _shared(self, x: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens hidden"]:
-        assert self.shared_experts is not None
-        out = self.shared_experts(x)
-        return (
-            out if self.shared_expert_gate is None else self.shared_expert_gate(x).sigmoid() * out
-        )
+    def _with_shared(
+        self, x: Float[Tensor, "tokens hidden"], routed: Float[Tensor, "tokens hidden"]
+    ) -> Float[Tensor, "tokens hidden"]:
+        """What the routed experts gave and what the shared one gives, if there is one."""
+        if self.shared_experts is None:
+            return routed
+        shared = self.shared_experts(x)
+        if self.shared_expert_gate is None:
+            return routed + shared
+        return add_gated(routed, shared, self.shared_expert_gate(x))

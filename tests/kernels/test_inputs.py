@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hybridrt.kernels.delta_inputs import delta_inputs
-from hybridrt.kernels.gated import gated, gated_by
+from hybridrt.kernels.gated import add_gated, gated, gated_by
 from hybridrt.kernels.reference import delta_inputs as delta_reference
 from hybridrt.kernels.reference import scan_inputs as scan_reference
 from hybridrt.kernels.scan_inputs import scan_inputs
@@ -105,3 +105,14 @@ def test_a_gate_beside_its_values_is_one_behind_the_other(tokens: int) -> None:
     assert torch.equal(found, gated_by(values.contiguous(), gate.contiguous()))
     assert torch.equal(found, gated(torch.cat([gate, values], dim=-1)))
     assert_small_rms_ratio(found, values.double() * F.silu(gate.double()))
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 40])
+def test_what_a_token_gates_is_added(tokens: int) -> None:
+    values, more = (_bfloat16(tokens, 1000, spread=3.0, seed=seed) for seed in (1, 2))
+    gate = _bfloat16(tokens, 1, spread=3.0, seed=3)
+    found = add_gated(values, more, gate)
+    for t in range(tokens):
+        row = slice(t, t + 1)
+        assert torch.equal(found[row], add_gated(values[row], more[row], gate[row]))
+    assert_small_rms_ratio(found, values.double() + gate.double().sigmoid() * more.double())

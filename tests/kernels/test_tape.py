@@ -69,6 +69,34 @@ def test_kernels_are_called_again_where_their_tensors_were() -> None:
     assert torch.equal(result, x * 2 + 1) and len(others) == 100
 
 
+SIZES = [(30, 1000), (40, 1024)]  # for one thread and for several
+
+
+@pytest.mark.parametrize("size", SIZES)
+@torch.inference_mode()
+def test_a_kernel_adds_bfloat16_as_torch_does(size: tuple[int, int]) -> None:
+    every = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+    x, y = (every[torch.randint(2**16, size)] for _ in range(2))
+    (tape, result), right = record(lambda x: x + y, x), x + y
+    ((function, _),) = tape._calls
+    assert "add" in function.__module__.split(".")
+    for _ in range(20):
+        x.copy_(every[torch.randint(2**16, size)])
+        tape.replay()
+        torch.testing.assert_close(result, x + y, rtol=0, atol=0, equal_nan=True)
+    assert result.isinf().any() and right.isnan().any()
+
+
+@pytest.mark.parametrize("other", [torch.ones(4).bfloat16(), torch.ones(3, 4), 2.0])
+@torch.inference_mode()
+def test_other_sums_are_those_of_torch(other: Tensor | float) -> None:
+    x = torch.randn(3, 4).bfloat16()
+    tape, result = record(lambda x: x + other, x)
+    x.normal_()
+    tape.replay()
+    assert torch.equal(result, x + other)
+
+
 @pytest.mark.parametrize(
     ("step", "words"),
     [

@@ -1,4 +1,4 @@
-"""SwiGLU's gate in numba, of bfloat16."""
+"""SwiGLU's gate, and one of a whole token, in numba, of bfloat16."""
 
 from typing import no_type_check
 
@@ -8,9 +8,17 @@ import torch
 from jaxtyping import BFloat16
 from torch import Tensor
 
-from hybridrt.kernels.cpu.bfloat16 import halves
+from hybridrt.kernels.cpu.bfloat16 import halves, narrow, widen
 from hybridrt.kernels.cpu.fast_exp import fast_exp
-from hybridrt.kernels.cpu.jit import FEW, inline, inlined, inner, kernel, parallel_kernel
+from hybridrt.kernels.cpu.jit import (
+    FEW,
+    inline,
+    inlined,
+    inner,
+    inner_sums,
+    kernel,
+    parallel_kernel,
+)
 from hybridrt.kernels.cpu.vector_math import add, div, exp, less_of, mul, splat
 from hybridrt.kernels.cpu.vectors import LANES, load_up_to, pointer, store_up_to
 
@@ -36,6 +44,19 @@ def silu_times(
     run = _gate_few if out.numel() <= FEW // 2 else _gate_many
     strides = gate.stride(0), up.stride(0)
     run(gate.data_ptr(), strides[0], up.data_ptr(), strides[1], out.data_ptr(), *out.shape)
+    return out
+
+
+def add_gated(
+    values: BFloat16[Tensor, "tokens size"],
+    more: BFloat16[Tensor, "tokens size"],
+    gate: BFloat16[Tensor, "tokens one"],
+) -> BFloat16[Tensor, "tokens size"]:
+    """`values + sigmoid(gate) * more`, rounded once."""
+    values, more, gate = values.contiguous(), more.contiguous(), gate.contiguous()
+    out = torch.empty(values.shape, dtype=values.dtype)
+    run = _add_few if out.numel() <= FEW else _add_many
+    run(values.data_ptr(), more.data_ptr(), gate.data_ptr(), out.data_ptr(), *out.shape)
     return out
 
 
@@ -78,3 +99,26 @@ def _gate_few(gate, gate_stride, up, up_stride, out, rows, size):  # pragma: no 
 def _gate_many(gate, gate_stride, up, up_stride, out, rows, size):  # pragma: no cover
     for row in numba.prange(rows):
         _gate(gate + 2 * row * gate_stride, up + 2 * row * up_stride, out + 2 * row * size, size)
+
+
+@inner_sums
+@no_type_check
+def _add(t, values, more, gate, out, size):  # pragma: no cover
+    given, gated = halves(values + 2 * t * size, size), halves(more + 2 * t * size, size)
+    result, share = halves(out + 2 * t * size, size), sigmoid(widen(halves(gate + 2 * t, 1)[0]))
+    for i in range(size):
+        result[i] = narrow(widen(given[i]) + share * widen(gated[i]))
+
+
+@kernel
+@no_type_check
+def _add_few(values, more, gate, out, tokens, size):  # pragma: no cover
+    for t in range(tokens):
+        _add(t, values, more, gate, out, size)
+
+
+@parallel_kernel
+@no_type_check
+def _add_many(values, more, gate, out, tokens, size):  # pragma: no cover
+    for t in numba.prange(tokens):
+        _add(np.int64(t), values, more, gate, out, size)
