@@ -35,7 +35,7 @@ from hybridrt.kernels.reference import causal_conv1d as reference
 SMALL = 2**12  # elements: 10 us, not worth a second thread
 AHEAD = 8  # tokens, from beginning to read one to using it: a CPU doesn't see what is so far apart
 LINE = 64  # bytes that are read at a time
-CHANNELS = 256  # a thread's share: what a token needs of it stays in its L1 cache
+CHANNELS = 2048  # a thread's share at most: what a token needs of it stays near
 
 
 def causal_conv1d(
@@ -62,7 +62,7 @@ def causal_conv1d(
         *(of_dtype(x), x.data_ptr(), x.stride(0), weight.data_ptr()),
         0 if bias is None else bias.data_ptr(),
         *(StateRows.of(batch, conv_state, pages, initial_pages), conv_state.data_ptr()),
-        *(activation is not None, out.data_ptr(), *weight.shape),
+        *(activation is not None, out.data_ptr(), *weight.shape, numba.get_num_threads()),
     )
     return out
 
@@ -110,10 +110,10 @@ def _turn(given, size, width, taps):  # pragma: no cover
 @inner
 @no_type_check
 def _convolve(
-    like, x, stride, weight, bias, rows, states, silu, out, channels, width, first
+    like, x, stride, weight, bias, rows, states, silu, out, channels, width, first, size
 ):  # fmt: skip  # pragma: no cover
-    """All rows' tokens, of one share of the channels."""
-    history, size, item = width - 1, min(CHANNELS, channels - first), like.itemsize
+    """All rows' tokens, of `size` channels from the `first` on."""
+    history, item = width - 1, like.itemsize
     shift = np.zeros(CHANNELS, np.float32)
     if bias != 0:
         added = elements(bias + item * first, size, like)
@@ -154,23 +154,27 @@ def _convolve(
 @kernel
 @no_type_check
 def _convolve_few(
-    like, x, stride, weight, bias, rows, states, silu, out, channels, width
+    like, x, stride, weight, bias, rows, states, silu, out, channels, width, threads
 ):  # fmt: skip  # pragma: no cover
     clear_padding(rows, out, like.itemsize * channels)
     for first in range(0, channels, CHANNELS):
         _convolve(
-            like, x, stride, weight, bias, rows, states, silu, out, channels, width, first
+            like, x, stride, weight, bias, rows, states, silu, out, channels, width, first,
+            min(CHANNELS, channels - first)
         )  # fmt: skip
 
 
 @parallel_kernel
 @no_type_check
 def _convolve_many(
-    like, x, stride, weight, bias, rows, states, silu, out, channels, width
+    like, x, stride, weight, bias, rows, states, silu, out, channels, width, threads
 ):  # fmt: skip  # pragma: no cover
     clear_padding(rows, out, like.itemsize * channels)
-    for share in numba.prange((channels + CHANNELS - 1) // CHANNELS):
+    # As long as can be, since a leap from what one token has of a share to the next takes time.
+    shares = ((channels + CHANNELS - 1) // CHANNELS + threads - 1) // threads * threads
+    size = (channels + shares * LINE - 1) // (shares * LINE) * LINE
+    for share in numba.prange((channels + size - 1) // size):
         _convolve(
             like, x, stride, weight, bias, rows, states, silu, out, channels, width,
-            share * CHANNELS
+            share * size, min(size, channels - share * size)
         )  # fmt: skip

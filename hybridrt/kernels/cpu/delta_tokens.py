@@ -10,12 +10,14 @@ from typing import no_type_check
 
 import numpy as np
 
-from hybridrt.kernels.cpu.fours import fma4, load4, mul4, store4, zeros4
+from hybridrt.kernels.cpu.fours import FOUR, fma4, load4, mul4, store4, zeros4
 from hybridrt.kernels.cpu.jit import inline, inner
 from hybridrt.kernels.cpu.vector_math import fma, mul, splat, sub, sum_of_lanes
-from hybridrt.kernels.cpu.vectors import LANES, load_some, store, store_some
+from hybridrt.kernels.cpu.vectors import LANES, load_some, prefetch, store, store_some
 
 SCRATCH = 6  # vectors of keys, each `size` long: a head's channels and `LANES` more
+EIGHT = 2 * FOUR  # columns: of a row that is as long, a state is read as it lies in memory
+LATER = 4  # of a row's eight lines, begun to be read while the state before is changed
 
 
 @inner
@@ -98,6 +100,46 @@ def one_token(
     for i in range(k_dim):
         row = mul4(load4(h, at + i * width), splat(scratch[2 * size + i]))
         store4(fma4(splat(k[at_k + i]), delta, row), h, at + i * width)
+
+
+@inline
+@no_type_check
+def _fetch(h, at, width, first, stop):  # pragma: no cover
+    """Begins to read some lines of a state's `EIGHT` columns, counted from row to row."""
+    for line in range(first, stop):
+        row, of_row = divmod(line, EIGHT // LANES)
+        prefetch(h, at + row * width + of_row * LANES)
+
+
+@inner
+@no_type_check
+def one_token_of_eight(
+    h, at, following, width, q, k, at_k, decay, at_decay, one_a_head, k_dim, size, scratch, v, at_v,
+    beta, y, at_y
+):  # fmt: skip  # pragma: no cover
+    """One token and `EIGHT` columns of a state in memory; those `following` come next.
+
+    Memory is waited for only while a state is read. So its first lines are read earlier.
+    """
+    qk = _prepare_one(q, k, decay, at_k, at_decay, one_a_head, k_dim, size, scratch)
+    of_k, of_q, more_of_k, more_of_q = zeros4(), zeros4(), zeros4(), zeros4()
+    begun, lines = LATER * k_dim, EIGHT // LANES - LATER
+    for i in range(k_dim):
+        _fetch(h, at, width, begun + lines * i, begun + lines * (i + 1))
+        key, query, place = splat(scratch[i]), splat(scratch[size + i]), at + i * width
+        row, more = load4(h, place), load4(h, place + FOUR)
+        of_k, of_q = fma4(key, row, of_k), fma4(query, row, of_q)
+        more_of_k, more_of_q = fma4(key, more, more_of_k), fma4(query, more, more_of_q)
+    delta = _correction(load4(v, at_v), of_k, splat(beta))
+    more_delta = _correction(load4(v, at_v + FOUR), more_of_k, splat(beta))
+    store4(fma4(splat(qk), delta, of_q), y, at_y)
+    store4(fma4(splat(qk), more_delta, more_of_q), y, at_y + FOUR)
+    for i in range(k_dim):
+        _fetch(h, following, width, LATER * i, LATER * (i + 1))
+        faded, key, place = splat(scratch[2 * size + i]), splat(k[at_k + i]), at + i * width
+        store4(fma4(key, delta, mul4(load4(h, place), faded)), h, place)
+        more = mul4(load4(h, place + FOUR), faded)
+        store4(fma4(key, more_delta, more), h, place + FOUR)
 
 
 @inner

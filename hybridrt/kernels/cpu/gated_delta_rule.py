@@ -15,9 +15,17 @@ from torch import Tensor
 
 from hybridrt.batch import Rows
 from hybridrt.kernels.cpu.bfloat16 import elements, is_readable, of_dtype, singles
-from hybridrt.kernels.cpu.delta_tokens import SCRATCH, one_token, some_columns, two_tokens
+from hybridrt.kernels.cpu.delta_tokens import (
+    EIGHT,
+    SCRATCH,
+    one_token,
+    one_token_of_eight,
+    some_columns,
+    two_tokens,
+)
 from hybridrt.kernels.cpu.fours import FOUR, load4, store4
-from hybridrt.kernels.cpu.jit import inner, sharing_kernel
+from hybridrt.kernels.cpu.jit import FEW as FEW_NUMBERS
+from hybridrt.kernels.cpu.jit import inlined, inner, sharing_kernel
 from hybridrt.kernels.cpu.state_rows import (
     StateRows,
     clear_padding,
@@ -28,7 +36,17 @@ from hybridrt.kernels.cpu.state_rows import (
     starts,
     targets,
 )
-from hybridrt.kernels.cpu.vectors import LANES, aligned, load_some, pointer, prefetch, store_some
+from hybridrt.kernels.cpu.vector_math import exp
+from hybridrt.kernels.cpu.vectors import (
+    LANES,
+    aligned,
+    load_some,
+    load_up_to,
+    pointer,
+    prefetch,
+    store_some,
+    store_up_to,
+)
 from hybridrt.kernels.reference.states import load_states, store_states
 
 
@@ -56,18 +74,19 @@ def gated_delta_rule(
 ) -> Float[Tensor, "tokens heads head_v_dim"]:
     """See `hybridrt.kernels.gated_delta_rule`."""
     y = torch.empty(v.shape, dtype=v.dtype)
-    decay = torch.exp(g.float()).view(*beta.shape, -1)  # one a head, or one a key channel
-    q, k, decay, beta = (part.float().contiguous() for part in (q, k, decay, beta))
+    q, k, g, beta = (part.float().contiguous() for part in (q, k, g, beta))
+    decay = torch.empty_like(g)
     if v.stride()[1:] != (v.shape[2], 1) or not is_readable(v):
         v = v.contiguous()
     tokens, key_heads, k_dim = q.shape
     heads, v_dim = v.shape[1:]
-    sizes = Sizes(tokens, key_heads, k_dim, heads, v_dim, decay.shape[2])
+    sizes = Sizes(tokens, key_heads, k_dim, heads, v_dim, 1 if g.ndim == 2 else k_dim)
+    out, threads = y.data_ptr(), numba.get_num_threads()
+    _fade(g.data_ptr(), decay.data_ptr(), g.numel(), threads)
     inputs = (
         *(q.data_ptr(), k.data_ptr(), of_dtype(v), v.data_ptr(), v.stride(0)),
         *(decay.data_ptr(), beta.data_ptr(), sizes),
     )
-    out, threads = y.data_ptr(), numba.get_num_threads()
     if ssm_state.dtype == torch.float32:
         rows = StateRows.of(batch, ssm_state, pages, initial_pages)
         _scan(*inputs, rows, ssm_state.data_ptr(), out, threads)
@@ -98,7 +117,26 @@ AHEAD = 8  # tokens, from beginning to read one to using it
 
 @inner
 @no_type_check
-def _fetch(of_token, size, stride, t, end, place):  # pragma: no cover  (compiled, as all below)
+def _exp(g, decay, begin, end):  # pragma: no cover  (compiled, as all below)
+    for i in range(begin, end, LANES):
+        store_up_to(exp(load_up_to(g, i, end - i)), decay, i, end - i)
+
+
+@sharing_kernel
+@no_type_check
+def _fade(g, decay, count, threads):  # pragma: no cover
+    """What is left of a state: exp of its logarithm, of one a head or one a key channel."""
+    g, decay = pointer(singles(g, count)), pointer(singles(decay, count))
+    if count <= FEW_NUMBERS:
+        _exp(g, decay, 0, count)
+        return
+    for worker in numba.prange(threads):
+        _exp(g, decay, count * worker // threads, count * (worker + 1) // threads)
+
+
+@inner
+@no_type_check
+def _fetch(of_token, size, stride, t, end, place):  # pragma: no cover
     """Begins to read two tokens' parts of a head; a CPU doesn't see what is so far apart come."""
     for token in range(t + AHEAD, min(t + AHEAD + 2, end)):
         for i in range(0, size, LANES):
@@ -149,6 +187,22 @@ def _run(
 
 @inner
 @no_type_check
+def _run_one(
+    h, at, following, q, k, v, v_stride, decay, beta, v_dim, y, head, first, t, scratch
+):  # fmt: skip  # pragma: no cover
+    """A token, and `EIGHT` columns of a head from `first` on, in their page."""
+    (key_heads, k_dim), (heads, of_decay) = k.shape[1:], decay.shape[1:]
+    at_k = (t * key_heads + head // (heads // key_heads)) * k_dim
+    one_token_of_eight(
+        pointer(h), at, following, v_dim, pointer(q), pointer(k), at_k, pointer(decay),
+        (t * heads + head) * of_decay, of_decay == 1, k_dim, len(scratch) // SCRATCH,
+        pointer(scratch), pointer(v), t * v_stride + head * v_dim + first, beta[t, head],
+        pointer(y), (t * heads + head) * v_dim + first
+    )  # fmt: skip
+
+
+@inner
+@no_type_check
 def _copy(of, at, width, into, at_into, width_into, k_dim, columns):  # pragma: no cover
     source, target = pointer(of), pointer(into)
     for i in range(k_dim):
@@ -159,6 +213,13 @@ def _copy(of, at, width, into, at_into, width_into, k_dim, columns):  # pragma: 
             count = min(LANES, columns - d)
             row = load_some(source, at + i * width + d, count)
             store_some(row, target, at_into + i * width_into + d, count)
+
+
+@inlined
+@no_type_check
+def _share(worker, workers, jobs):  # pragma: no cover
+    """Lines that are neighbours are one worker's: processors read them together."""
+    return jobs * worker // workers, jobs * (worker + 1) // workers
 
 
 @inner
@@ -172,6 +233,7 @@ def _work(
     """
     tokens, key_heads, k_dim, heads, v_dim, decays = sizes
     blocks = (v_dim + FOUR - 1) // FOUR
+    jobs = heads * blocks
     q = singles(q, tokens * key_heads * k_dim).reshape((tokens, key_heads, k_dim))
     k = singles(k, tokens * key_heads * k_dim).reshape((tokens, key_heads, k_dim))
     decay = singles(decay, tokens * heads * decays).reshape((tokens, heads, decays))
@@ -183,62 +245,42 @@ def _work(
     near, scratch = aligned(k_dim * FOUR), aligned(SCRATCH * (k_dim + LANES))
     turn = np.int64(0)  # so that few heads of many rows are shared too
     for row in range(live(rows)):
-        turn += 0 if goes_on[row] else heads * blocks
+        turn += 0 if goes_on[row] else jobs
         target = to_page[row] * rows.stride
         for start in range(begins[row], begins[row + 1], SEGMENT):
             stop = min(start + SEGMENT, begins[row + 1])
             is_first = start == begins[row]
             source = from_page[row] * rows.stride if is_first else target
-            index, jobs = (worker + turn) % workers, heads * blocks
-            # Lines that are neighbours are one worker's: processors read them together.
-            for job in range(jobs * index // workers, jobs * (index + 1) // workers):
+            job, last = _share((worker + turn) % workers, workers, jobs)
+            while job < last:
                 head, block = divmod(job, blocks)
                 first = block * FOUR
                 count, column = min(FOUR, v_dim - first), head * k_dim * v_dim + first
                 at = target + column
                 is_new = is_first and not given[row]
+                job += 1
                 if stop - start <= FEW and source == target and not is_new:
+                    if stop - start == 1 and job < last and first + EIGHT <= v_dim:
+                        job += 1
+                        following = at + EIGHT if block + 2 < blocks else at + k_dim * v_dim - first
+                        _run_one(
+                            h, at, following, q, k, v, v_stride, decay, beta, v_dim, y, head, first,
+                            start, scratch
+                        )  # fmt: skip
+                        continue
                     _run(
-                        h,
-                        at,
-                        v_dim,
-                        q,
-                        k,
-                        v,
-                        v_stride,
-                        decay,
-                        beta,
-                        v_dim,
-                        y,
-                        head,
-                        first,
-                        start,
-                        stop,
-                        scratch,
-                    )
+                        h, at, v_dim, q, k, v, v_stride, decay, beta, v_dim, y, head, first, start,
+                        stop, scratch
+                    )  # fmt: skip
                     continue
                 if is_new:
                     near[:] = 0
                 else:
                     _copy(h, source + column, v_dim, near, 0, FOUR, k_dim, count)
                 _run(
-                    near,
-                    0,
-                    FOUR,
-                    q,
-                    k,
-                    v,
-                    v_stride,
-                    decay,
-                    beta,
-                    v_dim,
-                    y,
-                    head,
-                    first,
-                    start,
-                    stop,
-                    scratch,
-                )
+                    near, 0, FOUR, q, k, v, v_stride, decay, beta, v_dim, y, head, first, start,
+                    stop, scratch
+                )  # fmt: skip
                 _copy(near, 0, FOUR, h, at, v_dim, k_dim, count)
 
 

@@ -19,7 +19,7 @@ from hybridrt.kernels.cpu.bfloat16 import (
     singles,
 )
 from hybridrt.kernels.cpu.fast_exp import LOG2_E, fast_exp
-from hybridrt.kernels.cpu.jit import inline, inlined, inner, inner_exact, parallel_kernel
+from hybridrt.kernels.cpu.jit import inline, inlined, inner, inner_exact, inner_fast, parallel_kernel
 from hybridrt.kernels.cpu.state_rows import (
     StateRows,
     clear_padding,
@@ -61,52 +61,52 @@ def selective_scan(
         *(of_dtype(x), x.data_ptr(), dt.data_ptr(), A.data_ptr(), B.data_ptr(), C.data_ptr()),
         *(D.data_ptr(), StateRows.of(batch, ssm_state, pages, initial_pages)),
         *(of_dtype(ssm_state), ssm_state.data_ptr(), y.data_ptr(), *A.shape),
+        numba.get_num_threads(),
     )
     return y
 
 
-@parallel_kernel
+@inner_fast
 @no_type_check
-def _scan(  # pragma: no cover  (compiled, as all below)
-    like,
-    x,
-    dt,
-    A,
-    B,
-    C,
-    D,
-    rows,
-    state_like,
-    states,
-    y,
-    channels,
-    state_size,
-):
-    clear_padding(rows, y, like.itemsize * channels)
+def _work(
+    worker, workers, like, x, dt, A, B, C, D, rows, state_like, states, y, channels, state_size
+):  # fmt: skip  # pragma: no cover  (compiled, as all below)
+    """A worker's shares of the channels of all rows, one row after the other, as states lie."""
+    tokens, goes_on = starts(rows), follows(rows)
+    from_page, to_page, given_one = sources(rows), targets(rows), has_initial(rows)
     count_live, shares = live(rows), (channels + CHANNELS - 1) // CHANNELS
-    for i in numba.prange(count_live * shares):
-        begin, first = i // shares, i % shares * CHANNELS
-        tokens, goes_on = starts(rows), follows(rows)
+    near, sums = aligned(CHANNELS * state_size), aligned(CHANNELS)
+    jobs = count_live * shares
+    for job in range(jobs * worker // workers, jobs * (worker + 1) // workers):
+        begin, first = job // shares, job % shares * CHANNELS
         if goes_on[begin]:
             continue
         end = begin + 1
         while end < count_live and goes_on[end]:
             end += 1
         count = min(CHANNELS, channels - first)
-        h, sums = aligned(count * state_size), aligned(CHANNELS)
         by_vectors = state_size == LANES and count % LANES == 0  # as nearly all have
-        rates = singles(A + 4 * first * state_size, len(h))
+        rates = singles(A + 4 * first * state_size, count * state_size)
         some_are_long = tokens[end] - tokens[begin] >= FEWEST_TOKENS
         rates_of_lanes = _in_lanes(rates, by_vectors and some_are_long)
         for row in range(begin, end):
             # Of a row that follows it is what the row before it has left, rounded as there.
-            source = sources(rows)[row] * rows.stride + first * state_size
-            kept = elements(states + state_like.itemsize * source, len(h), state_like)
-            if first + count < channels:  # whose states this thread takes next, as a rule
-                _fetch(octets(states + state_like.itemsize * (source + len(h)), kept.nbytes))
-            for n in range(len(h)):
-                h[n] = as_float(kept[n]) if has_initial(rows)[row] else np.float32(0)
-            by_lanes = by_vectors and tokens[row + 1] - tokens[row] >= FEWEST_TOKENS
+            source = from_page[row] * rows.stride + first * state_size
+            target = to_page[row] * rows.stride + first * state_size
+            length, size = tokens[row + 1] - tokens[row], count * state_size
+            kept = elements(states + state_like.itemsize * source, size, state_like)
+            h = near[:size]
+            in_place = (
+                length == 1 and state_like.itemsize == 4 and source == target and given_one[row]
+            )
+            if in_place:
+                h = singles(states + 4 * source, size)
+            else:
+                if first + count < channels:  # whose states this thread takes next, as a rule
+                    _fetch(octets(states + state_like.itemsize * (source + size), kept.nbytes))
+                for n in range(size):
+                    h[n] = as_float(kept[n]) if given_one[row] else np.float32(0)
+            by_lanes = by_vectors and length >= FEWEST_TOKENS
             if by_lanes:
                 h = _in_lanes(h, True)
             for t in range(tokens[row], tokens[row + 1]):
@@ -127,12 +127,26 @@ def _scan(  # pragma: no cover  (compiled, as all below)
                     _step_of_vectors(h, given, steps, rates, b, c, skip, result, sums)
                 else:
                     _step(h, given, steps, rates, b, c, skip, result, like, state_size)
+            if in_place:
+                continue
             if by_lanes:
                 h = _in_lanes(h, True)
-            target = targets(rows)[row] * rows.stride + first * state_size
-            left = elements(states + state_like.itemsize * target, len(h), state_like)
-            for n in range(len(h)):
+            left = elements(states + state_like.itemsize * target, size, state_like)
+            for n in range(size):
                 left[n] = as_element(h[n], state_like)
+
+
+@parallel_kernel
+@no_type_check
+def _scan(
+    like, x, dt, A, B, C, D, rows, state_like, states, y, channels, state_size, threads
+):  # fmt: skip  # pragma: no cover
+    clear_padding(rows, y, like.itemsize * channels)
+    for worker in numba.prange(threads):
+        _work(
+            np.int64(worker), threads, like, x, dt, A, B, C, D, rows, state_like, states, y,
+            channels, state_size
+        )  # fmt: skip
 
 
 @inlined
@@ -166,6 +180,7 @@ def _next(states, rates, d, steps, given, b):  # pragma: no cover
     """The new state of a channel, of one vector."""
     decay = exp2(mul(splat(steps[d] * LOG2_E), load(rates, d * LANES)))
     update = splat(steps[d] * as_float(given[d]))
+    prefetch(states, (d + CHANNELS) * LANES)
     new = fma(load(states, d * LANES), decay, mul(update, b))
     store(new, states, d * LANES)
     return new

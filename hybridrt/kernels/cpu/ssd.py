@@ -32,8 +32,11 @@ from hybridrt.kernels.cpu.state_rows import (
     targets,
 )
 from hybridrt.kernels.cpu.vector_math import fma, mul, splat, store_sums
-from hybridrt.kernels.cpu.vectors import LANES, aligned, load, pointer, store
+from hybridrt.kernels.cpu.vectors import LANES, aligned, load, pointer, prefetch, store
 from hybridrt.kernels.reference import ssd as reference
+
+AHEAD = 8
+"""Rows of a state in memory, from beginning to read one to using it."""
 
 
 def ssd(
@@ -60,6 +63,7 @@ def ssd(
         *(B.data_ptr(), B.stride(0), C.data_ptr(), C.stride(0), D.data_ptr()),
         *(StateRows.of(batch, ssm_state, pages, initial_pages), of_dtype(ssm_state)),
         *(ssm_state.data_ptr(), y.data_ptr(), *x.shape[1:], *B.shape[1:]),
+        numba.get_num_threads(),
     )
     return y
 
@@ -69,47 +73,31 @@ def _whole(part: Float[Tensor, "tokens heads dim"]) -> Float[Tensor, "tokens hea
     return part if part.stride()[1:] == (part.shape[2], 1) else part.contiguous()
 
 
-@parallel_kernel
+@inner_fast
 @no_type_check
-def _scan(  # pragma: no cover  (compiled, as all below)
-    like,
-    x,
-    x_stride,
-    dt,
-    A,
-    B,
-    b_stride,
-    C,
-    c_stride,
-    D,
-    rows,
-    state_like,
-    states,
-    y,
-    heads,
-    head_dim,
-    groups,
-    state_size,
-):
+def _work(
+    worker, workers, like, x, x_stride, dt, A, B, b_stride, C, c_stride, D, rows, state_like,
+    states, y, heads, head_dim, groups, state_size
+):  # fmt: skip  # pragma: no cover  (compiled, as all below)
+    """A worker's share of heads of all rows, one row after the other, as their states lie."""
     item, count, size = like.itemsize, live(rows), head_dim * state_size
-    clear_padding(rows, y, item * heads * head_dim)
-    for job in numba.prange(count * heads):
-        first, head = job // heads, job % heads
-        tokens, goes_on, target, source = starts(rows), follows(rows), targets(rows), sources(rows)
+    tokens, goes_on, target, source = starts(rows), follows(rows), targets(rows), sources(rows)
+    b = aligned(2 * state_size).reshape((2, state_size))
+    c = aligned(2 * state_size).reshape((2, state_size))
+    sums = aligned(2 * head_dim).reshape((2, head_dim))
+    steps, kept = np.empty(2, np.float32), np.empty(2, np.float32)
+    by_vectors = state_size % LANES == 0 and head_dim % 4 == 0  # as all models have it
+    in_place = state_like.itemsize == 4
+    scratch, jobs = aligned(0 if in_place else size), count * heads
+    for job in range(jobs * worker // workers, jobs * (worker + 1) // workers):
+        first, head = divmod(job, heads)
         if goes_on[first]:
             continue
         last = first + 1
         while last < count and goes_on[last]:
             last += 1
         group = head // (heads // groups) * state_size
-        b = aligned(2 * state_size).reshape((2, state_size))
-        c = aligned(2 * state_size).reshape((2, state_size))
-        sums = aligned(2 * head_dim).reshape((2, head_dim))
-        steps, kept = np.empty(2, np.float32), np.empty(2, np.float32)
-        by_vectors = state_size % LANES == 0 and head_dim % 4 == 0  # as all models have it
         rate, skip = singles(A + 4 * head, 1)[0], singles(D + 4 * head, 1)[0]
-        in_place = state_like.itemsize == 4
-        scratch = aligned(0 if in_place else size)
         for row in range(first, last):
             place = states + state_like.itemsize * (target[row] * rows.stride + head * size)
             page = elements(place, size, state_like)
@@ -154,6 +142,20 @@ def _scan(  # pragma: no cover  (compiled, as all below)
                     page[n] = as_element(h[n], state_like)
 
 
+@parallel_kernel
+@no_type_check
+def _scan(
+    like, x, x_stride, dt, A, B, b_stride, C, c_stride, D, rows, state_like, states, y, heads,
+    head_dim, groups, state_size, threads
+):  # fmt: skip  # pragma: no cover
+    clear_padding(rows, y, like.itemsize * heads * head_dim)
+    for worker in numba.prange(threads):
+        _work(
+            np.int64(worker), threads, like, x, x_stride, dt, A, B, b_stride, C, c_stride, D, rows,
+            state_like, states, y, heads, head_dim, groups, state_size
+        )  # fmt: skip
+
+
 @inlined
 @no_type_check
 def _step(h, values, step, kept, b, c, skip, result, like):  # pragma: no cover
@@ -180,8 +182,12 @@ def _next(row, kept, update, b, c, total):  # pragma: no cover
 
 @inline
 @no_type_check
-def _take_on(states, place, kept, update, b, c, total):  # pragma: no cover
-    """Takes a vector of a state on by a token, and returns its `total`."""
+def _take_on(states, place, ahead, kept, update, b, c, total):  # pragma: no cover
+    """Takes a vector of a state on by a token, and returns its `total`.
+
+    Has what lies so far `ahead` read, which is the next head's behind the last row.
+    """
+    prefetch(states, place + ahead)
     new, total = _next(load(states, place), kept, update, b, c, total)
     store(new, states, place)
     return total
@@ -202,6 +208,7 @@ def _take_on_twice(states, place, kept, updates, b, c, totals):  # pragma: no co
 def _step_of_vectors(h, values, step, kept, b, c, skip, result, like, sums):  # pragma: no cover
     """The same, where a state's rows are vectors: four rows at a time."""
     size, zero, keeping = len(b), splat(np.float32(0)), splat(np.float32(kept))
+    ahead = AHEAD * size
     states, of_b, of_c, of_sums = pointer(h), pointer(b), pointer(c), pointer(sums)
     for p in range(0, len(values), 4):
         first, second = splat(step * as_float(values[p])), splat(step * as_float(values[p + 1]))
@@ -209,10 +216,10 @@ def _step_of_vectors(h, values, step, kept, b, c, skip, result, like, sums):  # 
         one, two, three, four = zero, zero, zero, zero
         for n in range(0, size, LANES):
             given, asked, at = load(of_b, n), load(of_c, n), p * size + n
-            one = _take_on(states, at, keeping, first, given, asked, one)
-            two = _take_on(states, at + size, keeping, second, given, asked, two)
-            three = _take_on(states, at + 2 * size, keeping, third, given, asked, three)
-            four = _take_on(states, at + 3 * size, keeping, fourth, given, asked, four)
+            one = _take_on(states, at, ahead, keeping, first, given, asked, one)
+            two = _take_on(states, at + size, ahead, keeping, second, given, asked, two)
+            three = _take_on(states, at + 2 * size, ahead, keeping, third, given, asked, three)
+            four = _take_on(states, at + 3 * size, ahead, keeping, fourth, given, asked, four)
         store_sums(one, two, three, four, of_sums, p)
     for p in range(len(values)):
         result[p] = as_element(sums[p] + skip * as_float(values[p]), like)
