@@ -128,7 +128,7 @@ def test_without_activation_it_is_the_sum_itself(
         _check(lengths, dtype, device, backend, 16, width, has_bias, activated=False)
 
 
-SIZES = [(1, 4), (33, 3), (7, 1), (5, 7), (300, 2)]
+SIZES = [(1, 4), (33, 3), (7, 1), (5, 7), (300, 2), (2100, 4)]
 
 
 @pytest.mark.parametrize(("channels", "width"), SIZES)

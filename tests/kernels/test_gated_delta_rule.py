@@ -51,6 +51,8 @@ ODD = (
     replace(PER_CHANNEL, heads=6, key_heads=3, key_dim=5, value_dim=7),
     replace(PLAIN, key_dim=24, value_dim=90),
     replace(PER_CHANNEL, key_dim=24, value_dim=64),
+    replace(PLAIN, key_dim=24, value_dim=128),
+    replace(PER_CHANNEL, heads=3, key_heads=3, key_dim=5, value_dim=200),
 )
 
 
@@ -149,6 +151,21 @@ def test_extreme_batches(
 def test_odd_sizes(device_and_backend: Backend, dtype: torch.dtype, sizes: Sizes) -> None:
     lengths = Ragged(((3, 1), (1, 1), (0, 33), (5, 2), (0, 1)), 2)
     _check(lengths, dtype, device_and_backend, sizes)
+
+
+def test_columns_are_the_same_alone_and_among_others() -> None:
+    """In numba, which takes up to eight vectors of them at once."""
+    rows = [Row(5, 1, page=1), Row(9, 1, page=0)]
+    *inputs, state = _inputs(rows, 2, torch.bfloat16, replace(PLAIN, value_dim=328), seed=0)
+    v, batch = inputs[2], make_batch(rows, num_decodes=2)
+    whole, parts = state.clone(), [part.contiguous() for part in state.split(41, dim=-1)]
+    y = _run([*inputs, whole], batch, "numba")
+    of_parts = []
+    for some, part in zip(v.split(41, dim=-1), parts, strict=True):
+        inputs[2] = some.contiguous()
+        of_parts.append(_run([*inputs, part], batch, "numba"))
+    assert torch.equal(y, torch.cat(of_parts, dim=-1))
+    assert torch.equal(whole[:2], torch.cat(parts, dim=-1)[:2])
 
 
 @BOTH

@@ -19,7 +19,14 @@ from hybridrt.kernels.cpu.bfloat16 import (
     singles,
 )
 from hybridrt.kernels.cpu.fast_exp import LOG2_E, fast_exp
-from hybridrt.kernels.cpu.jit import inline, inlined, inner, inner_exact, inner_fast, parallel_kernel
+from hybridrt.kernels.cpu.jit import (
+    inline,
+    inlined,
+    inner,
+    inner_exact,
+    inner_fast,
+    parallel_kernel,
+)
 from hybridrt.kernels.cpu.state_rows import (
     StateRows,
     clear_padding,
