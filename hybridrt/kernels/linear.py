@@ -46,9 +46,9 @@ class BlockedWeight:
     """
 
     def __init__(self, packed: Float[Tensor, "outputs inputs"], width: int = BLOCK) -> None:
-        from hybridrt.kernels.cpu.packed_linear import MOST_TOKENS, packed_linear
+        from hybridrt.kernels.cpu.packed_linear import most_tokens, packed_linear
 
-        self.multiply, self.most = packed_linear, MOST_TOKENS * packed.shape[1]
+        self.multiply, self.most = packed_linear, most_tokens() * packed.shape[1]
         self.packed = packed
         self.outputs, self.inputs = packed.shape
         self.address: int = torch.ops.mkldnn.data_ptr(packed)

@@ -114,17 +114,17 @@ def test_in_float32_it_is_the_dequantised_weight() -> None:
 
 
 @pytest.mark.parametrize(
-    ("by_pairs", "apart"),
+    ("most_by_pairs", "apart"),
     [
-        pytest.param(True, False, marks=multiplies_pairs, id="AVX512-BF16"),
-        pytest.param(False, False, id="neither"),
-        pytest.param(False, True, id="AMX"),
+        pytest.param(2, False, marks=multiplies_pairs, id="AVX512-BF16"),
+        pytest.param(0, False, id="neither"),
+        pytest.param(0, True, id="AMX"),
     ],
 )
 @pytest.mark.parametrize("bits", BITS)
-def test_products_on_every_kind_of_processor(bits: Bits, by_pairs: bool, apart: bool) -> None:
+def test_products_on_every_kind_of_processor(bits: Bits, most_by_pairs: int, apart: bool) -> None:
     tokens, groups = 2, 2
-    dot, inputs = make_group_dot(bits, by_pairs, apart), groups * GROUP[bits]
+    dot, inputs = make_group_dot(bits, most_by_pairs, apart), groups * GROUP[bits]
 
     @numba.njit
     def run(*args: int) -> None:

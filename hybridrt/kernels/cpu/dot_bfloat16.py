@@ -12,7 +12,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from hybridrt.kernels.cpu.pairs import MULTIPLIES_PAIRS, add_product
+from hybridrt.kernels.cpu.pairs import BY_PAIRS, add_product
 from hybridrt.kernels.cpu.vector_math import sums_of_four
 from hybridrt.kernels.cpu.vectors import INT32, LANES, all_lanes, begin_to_read
 
@@ -30,7 +30,7 @@ _FLOATS, _WORDS = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(INT32, LAN
 
 
 @no_type_check
-def make_dot(count: int, by_pairs: bool = MULTIPLIES_PAIRS) -> Callable[..., Any]:
+def make_dot(count: int, by_pairs: bool = BY_PAIRS) -> Callable[..., Any]:
     """A function `(rows, row_bytes, vectors, size, sums, stride)` for compiled code.
 
     `rows` is the address of the first of `ROWS` rows, `row_bytes` apart, of `size` numbers.

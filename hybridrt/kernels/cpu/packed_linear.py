@@ -13,18 +13,33 @@ from torch import Tensor
 
 from hybridrt.kernels.cpu.bfloat16 import halves, singles, widen
 from hybridrt.kernels.cpu.jit import inner, kernel, parallel_kernel
-from hybridrt.kernels.cpu.packed_dot import LINE, MOST_VECTORS, OUTPUTS, make_packed_dot
-from hybridrt.kernels.cpu.pairs import store_pairs
+from hybridrt.kernels.cpu.packed_dot import (
+    LINE,
+    MOST_VECTORS,
+    OUTPUTS,
+    make_packed_dot,
+    room_for_inputs,
+    widen_block,
+)
+from hybridrt.kernels.cpu.pairs import BY_PAIRS, store_pairs
 from hybridrt.kernels.cpu.tile_registers import WIDTHS, multiplies_tiles, release_tiles, take_tiles
 from hybridrt.kernels.cpu.tiles import add_by_tiles
 from hybridrt.kernels.cpu.vectors import LANES, aligned, load, pointer, store, store_some
 
-MOST_TOKENS = 128  # beyond it oneDNN is as fast
+AT_ONCE = 256  # tokens: what they have and their sums stay in the second cache
 AHEAD = 4096  # bytes, from beginning to read to using, where pairs are used once
 PAIRS = 64  # of a block at a time, where they are used again and again: 16 KiB
 FEW_PAIRS = 32  # where they are used twice, and waiting for memory is most of the time
+FEWEST_WIDENED = 1000 if BY_PAIRS else 3
+"""Turns from which on a block's weights are widened once for all of them."""
+
 LINES = 4 * OUTPUTS // LINE  # of a pair for all outputs of a block
 SMALL = 2**18  # weights: beyond it another thread is worth waking
+
+
+def most_tokens() -> int:
+    """Of so many products with pairs or by AMX are faster than oneDNN's, which has both, too."""
+    return 128 if BY_PAIRS or multiplies_tiles() else 2**31
 
 
 def can_multiply(width: int) -> bool:
@@ -62,53 +77,89 @@ _dot_1, _dot_2, _dot_3, _dot_4, _dot_5, _dot_6 = (
 _some_3, _some_4, _some_5, _some_6 = (
     make_packed_dot(count + 3, LINES // 2) for count in range(MOST_VECTORS - 2)
 )
+_wide_3, _wide_4, _wide_5, _wide_6 = (
+    make_packed_dot(count + 3, LINES // 2, by_pairs=False, widened=True)
+    for count in range(MOST_VECTORS - 2)
+)
 
 
 @inner
 @no_type_check
-def _dot(count, block, vectors, vector_bytes, pairs, sums, ahead):
+def _dot(count, room, block, vectors, vector_bytes, pairs, sums, ahead):
     # pragma: no cover  (compiled, as all below)
     if count == 1:
-        _dot_1(block, vectors, vector_bytes, pairs, sums, ahead)
+        _dot_1(room, block, vectors, vector_bytes, pairs, sums, ahead)
     elif count == 2:
-        _dot_2(block, vectors, vector_bytes, pairs, sums, ahead)
+        _dot_2(room, block, vectors, vector_bytes, pairs, sums, ahead)
     elif count == 3:
-        _dot_3(block, vectors, vector_bytes, pairs, sums, ahead)
+        _dot_3(room, block, vectors, vector_bytes, pairs, sums, ahead)
     elif count == 4:
-        _dot_4(block, vectors, vector_bytes, pairs, sums, ahead)
+        _dot_4(room, block, vectors, vector_bytes, pairs, sums, ahead)
     elif count == 5:
-        _dot_5(block, vectors, vector_bytes, pairs, sums, ahead)
+        _dot_5(room, block, vectors, vector_bytes, pairs, sums, ahead)
     else:
-        _dot_6(block, vectors, vector_bytes, pairs, sums, ahead)
+        _dot_6(room, block, vectors, vector_bytes, pairs, sums, ahead)
 
 
 @inner
 @no_type_check
-def _dot_in_turns(block, vectors, vector_bytes, pairs, sums, tokens, following):
+def _turn(
+    count, room, block, vectors, vector_bytes, pairs, sums, ahead
+):  # fmt: skip  # pragma: no cover
+    if count == 3:
+        _some_3(room, block, vectors, vector_bytes, pairs, sums, ahead)
+    elif count == 4:
+        _some_4(room, block, vectors, vector_bytes, pairs, sums, ahead)
+    elif count == 5:
+        _some_5(room, block, vectors, vector_bytes, pairs, sums, ahead)
+    else:
+        _some_6(room, block, vectors, vector_bytes, pairs, sums, ahead)
+
+
+@inner
+@no_type_check
+def _wide_turn(
+    count, room, block, vectors, vector_bytes, pairs, sums, ahead
+):  # fmt: skip  # pragma: no cover
+    if count == 3:
+        _wide_3(room, block, vectors, vector_bytes, pairs, sums, ahead)
+    elif count == 4:
+        _wide_4(room, block, vectors, vector_bytes, pairs, sums, ahead)
+    elif count == 5:
+        _wide_5(room, block, vectors, vector_bytes, pairs, sums, ahead)
+    else:
+        _wide_6(room, block, vectors, vector_bytes, pairs, sums, ahead)
+
+
+@inner
+@no_type_check
+def _dot_in_turns(room, block, vectors, vector_bytes, pairs, sums, tokens, following):
     # pragma: no cover
     """Takes some pairs at a time through all turns, while the next pairs come from memory.
 
     Turns ask for them by halves: one for the first of these pairs, the next for the others.
     """
     turns = (tokens + MOST_VECTORS - 1) // MOST_VECTORS
-    most = FEW_PAIRS if turns == 2 else PAIRS
+    widened = turns >= FEWEST_WIDENED
+    most = FEW_PAIRS if turns == 2 or widened else PAIRS
+    wide = aligned(2 * FEW_PAIRS * OUTPUTS if widened else 0)
     for pair in range(0, pairs, most):
         some, first = min(most, pairs - pair), 0
         part = block + 4 * OUTPUTS * pair
+        ahead = part + 4 * OUTPUTS * some if pair + some < pairs else following
+        if widened:
+            widen_block(part, some, wide.ctypes.data)
         for turn in range(turns):
             end = tokens * (turn + 1) // turns
             given = vectors + vector_bytes * first + 4 * pair
             into = sums + 4 * OUTPUTS * first
-            ahead = 4 * OUTPUTS * some if pair + some < pairs else following - part
-            ahead += (turn % 2) * 2 * OUTPUTS * some
-            if end - first == 3:
-                _some_3(part, given, vector_bytes, some, into, ahead)
-            elif end - first == 4:
-                _some_4(part, given, vector_bytes, some, into, ahead)
-            elif end - first == 5:
-                _some_5(part, given, vector_bytes, some, into, ahead)
+            of_turn = ahead + (turn % 2) * 2 * OUTPUTS * some
+            if widened:
+                _wide_turn(
+                    end - first, room, wide.ctypes.data, given, vector_bytes, some, into, of_turn
+                )  # fmt: skip
             else:
-                _some_6(part, given, vector_bytes, some, into, ahead)
+                _turn(end - first, room, part, given, vector_bytes, some, into, of_turn)
             first = end
 
 
@@ -117,16 +168,17 @@ def _dot_in_turns(block, vectors, vector_bytes, pairs, sums, tokens, following):
 def _add_by_pairs(
     block, vectors, vector_bytes, pairs, sums, count, following
 ):  # fmt: skip  # pragma: no cover
+    room = room_for_inputs()
     if count <= MOST_VECTORS:
         end = block + 4 * OUTPUTS * pairs
         some = pairs if following == end else max(0, pairs - AHEAD // (4 * OUTPUTS))
-        _dot(count, block, vectors, vector_bytes, some, sums, AHEAD)
+        _dot(count, room, block, vectors, vector_bytes, some, sums, block + AHEAD)
         if some < pairs:
             rest = block + 4 * OUTPUTS * some
             of_rest = vectors + 4 * some
-            _dot(count, rest, of_rest, vector_bytes, pairs - some, sums, following - rest)
+            _dot(count, room, rest, of_rest, vector_bytes, pairs - some, sums, following)
     else:
-        _dot_in_turns(block, vectors, vector_bytes, pairs, sums, count, following)
+        _dot_in_turns(room, block, vectors, vector_bytes, pairs, sums, count, following)
 
 
 @inner
@@ -179,26 +231,31 @@ def _multiply_blocks(
     Its blocks are neighbours, since every leap to others takes a microsecond. What all of them
     need is made before the first: while it is made nothing is read.
     """
-    sums, per_job = aligned(tokens * OUTPUTS), OUTPUTS // width
+    most = min(tokens, AT_ONCE)
+    sums, per_job = aligned(most * OUTPUTS), OUTPUTS // width
     totals, of_sums, registers = pointer(sums), sums.ctypes.data, take_tiles(tiles)
     jobs = (outputs + OUTPUTS - 1) // OUTPUTS
-    for n in range(jobs * worker // workers, jobs * (worker + 1) // workers):
+    begin, end = jobs * worker // workers, jobs * (worker + 1) // workers
+    for job in range((end - begin) * ((tokens + most - 1) // most)):
+        part, n = job // (end - begin) * most, begin + job % (end - begin)
+        some = min(most, tokens - part)
+        vectors = x + 2 * inputs * part
         size = min(OUTPUTS, outputs - n * OUTPUTS)
         block = weight + n * per_job * block_bytes
         following, anew = block + per_job * block_bytes, tiles and bias == 0
         if not anew:
-            _begin(sums, bias, n, size, tokens)
+            _begin(sums, bias, n, size, some)
         if tiles:
             # Where the second half of the outputs isn't there, the first one is multiplied again.
             half_bytes = 2 * OUTPUTS if per_job == 1 else block_bytes if size > width else 0
             add_by_tiles(
-                registers, anew, block, 4 * width, half_bytes, x, 2 * inputs, inputs // 2, of_sums,
-                tokens, following
+                registers, anew, block, 4 * width, half_bytes, vectors, 2 * inputs, inputs // 2,
+                of_sums, some, following
             )  # fmt: skip
         else:
-            _add_by_pairs(block, x, 2 * inputs, inputs // 2, of_sums, tokens, following)
-        for t in range(tokens):
-            result = pointer(halves(out + 2 * (t * outputs + n * OUTPUTS), size))
+            _add_by_pairs(block, vectors, 2 * inputs, inputs // 2, of_sums, some, following)
+        for t in range(some):
+            result = pointer(halves(out + 2 * ((part + t) * outputs + n * OUTPUTS), size))
             for r in range(0, size, LANES):
                 found = load(totals, t * OUTPUTS + r)
                 if r + LANES <= size:

@@ -14,21 +14,27 @@ from hybridrt.kernels.cpu.vectors import FLOATS, INT32, LANES, all_lanes, call
 MULTIPLIES_PAIRS = bool(binding.get_host_cpu_features().get("avx512bf16"))
 """Whether the processor multiplies two registers of them, and adds both products of a pair."""
 
+BY_PAIRS = MULTIPLIES_PAIRS and binding.get_host_cpu_name().startswith("znver")
+"""Whether that is faster than to widen both numbers: AMD's processors take as long for two products
+as for one, Intel's twice as long as for two (0.5 a cycle; 2 of float32)."""
+
 binding.initialize_native_asmparser()  # for the instruction that `store_pairs` names
 
 _FLOATS, _PAIRS = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(INT32, LANES)
 _HALVES = ir.VectorType(ir.IntType(16), LANES)
 
 
-def add_product(
-    builder: Any, total: Any, one: Any, other: Any, by_pairs: bool = MULTIPLIES_PAIRS
-) -> Any:
-    """`total` and both products of each pair; without `by_pairs` one product after the other."""
+def add_product(builder: Any, total: Any, one: Any, other: Any, by_pairs: bool = BY_PAIRS) -> Any:
+    """`total` and both products of each pair; without `by_pairs` one after the other.
+
+    The second of a pair is added first, as that instruction does, so that both give the same bits.
+    """
     if by_pairs:
         name = "llvm.x86.avx512bf16.dpbf16ps.512"
         return call(builder, name, _FLOATS, [total, one, other])
-    for part in (_first, _second):
-        args = [part(builder, one), part(builder, other), total]
+    parts = zip(as_singles(builder, one), as_singles(builder, other), strict=True)
+    for weight, number in reversed([*parts]):
+        args = [weight, number, total]
         total = call(builder, f"llvm.fma.v{LANES}f32", _FLOATS, args)
     return total
 
@@ -38,17 +44,17 @@ def add_halves(builder: Any, halves: Any, weights: Any, inputs: Any) -> None:
 
     Those are where both sums are stored.
     """
-    for half, part in zip(halves, (_first, _second), strict=True):
-        args = [part(builder, weights), part(builder, inputs), builder.load(half)]
+    parts = as_singles(builder, weights), as_singles(builder, inputs)
+    for half, weight, number in zip(halves, *parts, strict=True):
+        args = [weight, number, builder.load(half)]
         builder.store(call(builder, f"llvm.fma.v{LANES}f32", _FLOATS, args), half)
 
 
-def _first(builder: Any, pairs: Any) -> Any:
-    return builder.bitcast(builder.shl(pairs, all_lanes(16, _PAIRS)), _FLOATS)
-
-
-def _second(builder: Any, pairs: Any) -> Any:
-    return builder.bitcast(builder.and_(pairs, all_lanes(-(1 << 16), _PAIRS)), _FLOATS)
+def as_singles(builder: Any, pairs: Any) -> tuple[Any, Any]:
+    """The first of each pair and the second, as float32."""
+    first = builder.shl(pairs, all_lanes(16, _PAIRS))
+    second = builder.and_(pairs, all_lanes(-(1 << 16), _PAIRS))
+    return builder.bitcast(first, _FLOATS), builder.bitcast(second, _FLOATS)
 
 
 @intrinsic

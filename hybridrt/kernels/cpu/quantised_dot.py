@@ -19,12 +19,16 @@ from hybridrt.kernels.blocked_matrices import BLOCK
 from hybridrt.kernels.cpu.one_vector import STEP
 from hybridrt.kernels.cpu.packed_dot import LINE, REGISTERS
 from hybridrt.kernels.cpu.packed_dot import MOST_VECTORS as MOST_IN_ORDER
-from hybridrt.kernels.cpu.pairs import MULTIPLIES_PAIRS, add_product
+from hybridrt.kernels.cpu.pairs import BY_PAIRS, MULTIPLIES_PAIRS, add_product, as_singles
 from hybridrt.kernels.cpu.tile_registers import HAS_TILES
 from hybridrt.kernels.cpu.vectors import INT32, LANES, all_lanes, begin_to_read, call, in_each_lane
 
 MOST_VECTORS = 2 if HAS_TILES else MOST_IN_ORDER
 """At once; with even and odd inputs apart twice as many registers are needed."""
+
+MOST_BY_PAIRS = MOST_IN_ORDER if BY_PAIRS else 3 if MULTIPLIES_PAIRS else 0
+"""Vectors that are multiplied by pairs: for a few it takes less time to make pairs of bits than
+singles, even where products of pairs take longer. The sums are the same."""
 
 TOO_MUCH = 128 + 8
 """What a weight of 4 bits is more than it should be: it is stored plus 8, and widened plus 128."""
@@ -44,7 +48,7 @@ _FLOATS, _PAIRS = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(INT32, LAN
 
 @no_type_check
 def make_group_dot(
-    bits: int, by_pairs: bool = MULTIPLIES_PAIRS, apart: bool = HAS_TILES
+    bits: int, most_by_pairs: int = MOST_BY_PAIRS, apart: bool = HAS_TILES
 ) -> Callable[..., Any]:
     """A function `(ahead, count, values, scales, groups, group, x, x_bytes, begins, begin_bytes,
     sums)`.
@@ -53,7 +57,7 @@ def make_group_dot(
     in one, of the first of 1 to `MOST_VECTORS` vectors, and of `float32[count, BLOCK]`, to which
     it adds; `begins`, a float32 for each group of each vector, is what its sums begin with. It
     begins to read what lies `ahead` bytes behind the values that it multiplies. With 16 bits
-    values have been widened.
+    values have been widened. Up to `most_by_pairs` vectors are multiplied by pairs.
     """
 
     @intrinsic
@@ -64,7 +68,7 @@ def make_group_dot(
             ahead, count, *of_weight, group = args[:6]
             for number in range(1, MOST_VECTORS + 1):
                 with builder.if_then(builder.icmp_signed("==", count, _LONG(number))):
-                    own = _Group(builder, bits, group, ahead, by_pairs, apart)
+                    own = _Group(builder, bits, group, ahead, number <= most_by_pairs, apart)
                     own.multiply(number, *of_weight, *args[6:])
             return context.get_dummy_value()
 
@@ -95,7 +99,7 @@ def make_group_widen(bits: int) -> Callable[..., Any]:
 class _Group:
     """Writes the instructions for a group of a block's inputs."""
 
-    def __init__(self, builder, bits, group, ahead, by_pairs=MULTIPLIES_PAIRS, apart=False):
+    def __init__(self, builder, bits, group, ahead, by_pairs=False, apart=False):
         self.builder, self.bits, self.group, self.by_pairs = builder, bits, group, by_pairs
         self.ahead, self.apart = ahead, apart
         self.pairs = 4 if bits == 4 else 1  # at a time, of what is loaded at once
@@ -150,15 +154,15 @@ class _Group:
         for k, r, words in self._words(values, step):
             for t, vector in enumerate(vectors):
                 pair = in_each_lane(b, self._load(vector, _LONG(4 * k), INT32, 2))
-                if not self.apart:
-                    total = b.load(sums[t, r])
-                    total = add_product(b, total, self._as_pairs(words), pair, self.by_pairs)
+                if self.by_pairs and not self.apart:
+                    total = add_product(b, b.load(sums[t, r]), self._as_pairs(words), pair, True)
                     b.store(total, sums[t, r])
                     continue
-                parts = zip(self._as_singles(words), _both(b, pair), sums[t, r], strict=True)
-                for weights, inputs, half in parts:
-                    args = [weights, inputs, b.load(half)]
-                    b.store(call(b, f"llvm.fma.v{LANES}f32", _FLOATS, args), half)
+                into = sums[t, r] if self.apart else 2 * [sums[t, r]]
+                parts = zip(self._as_singles(words), as_singles(b, pair), into, strict=True)
+                for weights, inputs, total in reversed([*parts]):  # as pairs are added
+                    args = [weights, inputs, b.load(total)]
+                    b.store(call(b, f"llvm.fma.v{LANES}f32", _FLOATS, args), total)
 
     def _words(self, values, step) -> Iterator[tuple[int, int, Any]]:
         """Which of a step's pairs, which outputs, and in the lower bits such a pair of each."""
@@ -196,7 +200,7 @@ class _Group:
         """
         b = self.builder
         if self.bits == 16:
-            return _both(b, words)
+            return as_singles(b, words)
         if self.bits == 4:
             even = self._in_float(words, 0xF, 2**23, 0)
             odd = self._in_float(words, 0xF << 16, 2**7, 0)
@@ -221,11 +225,3 @@ class _Group:
 
     def _times(self, number, factor):
         return self.builder.mul(number, _LONG(factor))
-
-
-@no_type_check
-def _both(b, pairs):
-    """The first of each pair of bfloat16 and the second, as float32."""
-    first = b.shl(pairs, all_lanes(16, _PAIRS))
-    second = b.and_(pairs, all_lanes(-(1 << 16), _PAIRS))
-    return b.bitcast(first, _FLOATS), b.bitcast(second, _FLOATS)

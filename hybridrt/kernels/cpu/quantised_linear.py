@@ -22,6 +22,8 @@ from hybridrt.kernels.cpu.jit import (
     kernel,
     parallel_kernel,
 )
+from hybridrt.kernels.cpu.packed_linear import add_products
+from hybridrt.kernels.cpu.pairs import BY_PAIRS
 from hybridrt.kernels.cpu.quantised_dot import (
     AHEAD,
     MOST_VECTORS,
@@ -30,7 +32,6 @@ from hybridrt.kernels.cpu.quantised_dot import (
     make_group_widen,
 )
 from hybridrt.kernels.cpu.tile_registers import multiplies_tiles, release_tiles, take_tiles
-from hybridrt.kernels.cpu.tiles import add_by_tiles
 from hybridrt.kernels.cpu.vector_math import fma, splat
 from hybridrt.kernels.cpu.vectors import LANES, aligned, load, pointer, store
 
@@ -108,7 +109,7 @@ def _add_scaled(
     tiles, block, group, groups, scales, x, begins, totals, tokens, inputs, all_groups,
     room
 ):  # fmt: skip  # pragma: no cover
-    """Adds products of widened groups by tiles; `room` is for the sums of one of them."""
+    """Adds products of widened groups, each by itself; `room` is for the sums of one of them."""
     of_begins, of_scales = singles(begins, tokens * all_groups), halves(scales, BLOCK * groups)
     of_totals, found = pointer(singles(totals, tokens * BLOCK)), pointer(room)
     for g in range(groups):
@@ -118,9 +119,9 @@ def _add_scaled(
                 store(begin, found, t * BLOCK + r)
         part = block + 2 * BLOCK * group * g
         given = x + 2 * group * g
-        add_by_tiles(
-            tiles, False, part, 4 * BLOCK, 2 * BLOCK, given, 2 * inputs, group // 2,
-            room.ctypes.data, tokens, 0
+        add_products(
+            tiles, False, part, given, 2 * inputs, group // 2, room.ctypes.data, tokens,
+            0 if tiles != 0 else part + 2 * BLOCK * group
         )  # fmt: skip
         own = pointer(of_scales[g * BLOCK :])
         a, b = load(own, 0), load(own, LANES)
@@ -147,9 +148,10 @@ def add_quantised(
     that is needed next.
     """
     group = inputs // groups
-    by_tiles = tiles != 0 and tokens >= FEWEST_BY_TILES
-    of_group, many = group * BLOCK * bits // 8, by_tiles or tokens > FEW
-    room = aligned(tokens * BLOCK if by_tiles else 0)
+    by_tiles, of_group = tiles != 0 and tokens >= FEWEST_BY_TILES, group * BLOCK * bits // 8
+    many = by_tiles or tokens > FEW
+    by_group = many and (by_tiles or not BY_PAIRS)
+    room = aligned(tokens * BLOCK if by_group else 0)
     # The last groups begin to read another block than that behind them.
     others = 0 if following == values + of_group * groups else (AHEAD + of_group - 1) // of_group
     before = max(0, groups - others)
@@ -164,7 +166,7 @@ def add_quantised(
             else:
                 _widen_4(own, some * group, block.ctypes.data)
             own, own_bits = block.ctypes.data, 16
-            if by_tiles:
+            if by_group:
                 _add_scaled(
                     tiles, own, group, some, scales + 2 * BLOCK * g, x + 2 * g * group,
                     begins + 4 * g, totals, tokens, inputs, groups, room

@@ -98,7 +98,8 @@ def _narrow(builder: Any, floats: Any, dtype: Any) -> Any:
     return builder.trunc(builder.lshr(rounded, all_lanes(16, _INTS)), _HALVES)
 
 
-def _first_lanes(builder: Any, count: Any) -> Any:
+def first_lanes(builder: Any, count: Any) -> Any:
+    """A mask of the first `count` lanes."""
     lanes = ir.Constant(_INTS, list(range(LANES)))
     return builder.icmp_signed("<", lanes, in_each_lane(builder, builder.trunc(count, INT32)))
 
@@ -138,7 +139,7 @@ def load_some(typing_context, to, place, count):
     def code(context, builder, signature, args):
         raw, name, align = _stored(to)
         address = _address(builder, args[0], args[1], raw)
-        some, zeros = _first_lanes(builder, args[2]), ir.Constant(raw, None)
+        some, zeros = first_lanes(builder, args[2]), ir.Constant(raw, None)
         read = [address, ir.Constant(INT32, align), some, zeros]
         return _widen(builder, call(builder, f"llvm.masked.load.{name}.p0", raw, read), to.dtype)
 
@@ -167,7 +168,7 @@ def store_some(typing_context, floats, to, place, count):
     def code(context, builder, signature, args):
         raw, name, align = _stored(to)
         address = _address(builder, args[1], args[2], raw)
-        narrow, some = _narrow(builder, args[0], to.dtype), _first_lanes(builder, args[3])
+        narrow, some = _narrow(builder, args[0], to.dtype), first_lanes(builder, args[3])
         written = [narrow, address, ir.Constant(INT32, align), some]
         call(builder, f"llvm.masked.store.{name}.p0", ir.VoidType(), written)
         return context.get_dummy_value()
