@@ -1,9 +1,10 @@
-"""The root-mean-square norm."""
+"""The root-mean-square norm, and that of a sum."""
 
 from jaxtyping import Float
 from torch import Tensor
+from torch.compiler import is_compiling
 
-from hybridrt.kernels.backend import numba_takes
+from hybridrt.kernels.backend import numba_takes, prefers_triton
 from hybridrt.kernels.reference import rms_norm as reference
 
 
@@ -21,4 +22,35 @@ def rms_norm(
         from hybridrt.kernels.cpu import rms_norm as cpu
 
         return cpu.rms_norm(x, weight, eps, offset)
+    if _is_for_triton(x):
+        from hybridrt.kernels.triton import rms_norm as on_gpu
+
+        return on_gpu.rms_norm(x, weight, eps, offset)
     return reference.rms_norm(x, weight, eps, offset)
+
+
+def add_rms_norm(
+    x: Float[Tensor, "*rows size"],
+    y: Float[Tensor, "*rows size"],
+    weight: Float[Tensor, " size"],
+    eps: float,
+    offset: float = 0.0,
+) -> tuple[Float[Tensor, "*rows size"], Float[Tensor, "*rows size"]]:
+    """`x + y`, rounded to the dtype that torch gives it, and `rms_norm` of what it was rounded to.
+
+    The same numbers as of the two operations one behind the other.
+    """
+    if numba_takes(x, y, weight):
+        from hybridrt.kernels.cpu import rms_norm as cpu
+
+        return cpu.add_rms_norm(x, y, weight, eps, offset)
+    if _is_for_triton(x):
+        from hybridrt.kernels.triton import rms_norm as on_gpu
+
+        return on_gpu.add_rms_norm(x, y, weight, eps, offset)
+    return reference.add_rms_norm(x, y, weight, eps, offset)
+
+
+def _is_for_triton(x: Float[Tensor, "*rows size"]) -> bool:
+    """Whether a kernel of Triton takes it. A compiler makes its own, with what stands beside."""
+    return prefers_triton(x.device) and not is_compiling()

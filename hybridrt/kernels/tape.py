@@ -183,7 +183,7 @@ def _depends_on_numbers(op: OpOverload, args: Sequence[Any]) -> bool:
 
 
 def _kernel_adds(x: Tensor, y: Any) -> bool:
-    """Whether a kernel takes this sum, as of residuals, of which a step has two a layer."""
+    """Whether a kernel takes this sum, as of the residuals behind which a layer has no norm."""
     if not isinstance(y, Tensor) or x.shape != y.shape:
         return False
     return x.is_contiguous() and y.is_contiguous() and numba_takes(x, y)

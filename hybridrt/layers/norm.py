@@ -1,14 +1,17 @@
 """Norms. All of them square in float32."""
 
-from typing import ClassVar, Literal
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from torch.nn import functional as F
+from torch.nn.modules import module as nn_module
 
 from hybridrt.kernels.gated_rms_norm import gated_rms_norm
-from hybridrt.kernels.rms_norm import rms_norm
+from hybridrt.kernels.rms_norm import add_rms_norm, rms_norm
 from hybridrt.layers.linear import Linear
 
 
@@ -146,3 +149,35 @@ class SelfGatedRMSNorm(nn.Module):
     def forward(self, x: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size"]:
         y = self.norm(x)
         return y * torch.sigmoid(self.up(F.silu(self.down(y))))
+
+
+_OFFSETS: Mapping[Callable[..., Any], float] = {RMSNorm.forward: 0.0, OffsetRMSNorm.forward: 1.0}
+"""What a forward that is `rms_norm` alone adds to the weight."""
+
+
+def add_and_norm(
+    x: Float[Tensor, "*batch size"], y: Float[Tensor, "*batch size"], norm: nn.Module
+) -> tuple[Float[Tensor, "*batch size"], Float[Tensor, "*batch size"]]:
+    """`x + y` and `norm(x + y)`, at once where the norm's call is `rms_norm` and nothing else.
+
+    A compiler gets the two apart: it joins them with more than them.
+    """
+    offset = None if is_compiling() else _OFFSETS.get(type(norm).forward)
+    if offset is None or x.shape != y.shape or _is_watched(norm):
+        x = x + y
+        return x, norm(x)
+    assert isinstance(norm, RMSNorm)
+    return add_rms_norm(x, y, norm.weight, norm.eps, offset)
+
+
+def _is_watched(module: nn.Module) -> bool:
+    """Whether a call of the module does more, or anything else, than its class's `forward`."""
+    return bool(
+        "forward" in vars(module)
+        or module._compiled_call_impl is not None
+        or module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or nn_module._has_any_global_hook()
+    )

@@ -4,7 +4,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hybridrt.batch import ForwardBatch
-from hybridrt.layers.norm import RMSNorm
+from hybridrt.layers.norm import RMSNorm, add_and_norm
 
 MLP_RENAMES = (
     (r"\.w1\.", ".gate_proj."),
@@ -34,8 +34,9 @@ class DecoderLayer(nn.Module):
     def forward(
         self, x: Float[Tensor, "tokens hidden"], batch: ForwardBatch
     ) -> Float[Tensor, "tokens hidden"]:
-        x = x + self.self_attn(self.input_layernorm(x), batch)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        attended = self.self_attn(self.input_layernorm(x), batch)
+        x, normed = add_and_norm(x, attended, self.post_attention_layernorm)
+        return x + self.mlp(normed)
 
 
 class ParallelLayer(nn.Module):

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from hybridrt.batch import ForwardBatch
 from hybridrt.layers.indexer import Indexer, IndexerConfig
+from hybridrt.layers.norm import add_and_norm
 from hybridrt.layers.rope import Rope
 from hybridrt.layers.sparse_mla import SparseMLA
 from hybridrt.models import deepseek_v3
@@ -68,8 +69,8 @@ class Layer(DecoderLayer):
         """The stream behind the layer, and the tokens selected last."""
         normed = self.input_layernorm(x)
         attended, selected = self.self_attn.select_and_attend(normed, batch, selected)
-        x = x + attended
-        return x + self.mlp(self.post_attention_layernorm(x)), selected
+        x, normed = add_and_norm(x, attended, self.post_attention_layernorm)
+        return x + self.mlp(normed), selected
 
 
 class SelectingLM(CausalLM):

@@ -11,7 +11,7 @@ from hybridrt.batch import ForwardBatch
 from hybridrt.layers.attention import Attention, AttentionConfig
 from hybridrt.layers.mamba2 import Mamba2, Mamba2Config
 from hybridrt.layers.mlp import MLP
-from hybridrt.layers.norm import RMSNorm
+from hybridrt.layers.norm import RMSNorm, add_and_norm
 from hybridrt.layers.rope import Rope, RopeConfig
 from hybridrt.models.bamba import HybridConfig
 from hybridrt.models.causal_lm import CausalLM
@@ -109,8 +109,9 @@ class Layer(nn.Module):
         cfg, normed = self.config, self.input_layernorm(x)
         recurrent = self.mamba(normed * cfg.ssm_in_multiplier, batch) * cfg.ssm_out_multiplier
         attended = self.self_attn(normed * cfg.attention_in_multiplier, batch)
-        x = x + recurrent + attended * cfg.attention_out_multiplier
-        return x + self.feed_forward(self.pre_ff_layernorm(x))
+        attended = attended * cfg.attention_out_multiplier
+        x, normed = add_and_norm(x + recurrent, attended, self.pre_ff_layernorm)
+        return x + self.feed_forward(normed)
 
 
 class Model(CausalLM):

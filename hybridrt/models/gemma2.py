@@ -12,7 +12,7 @@ from hybridrt.batch import ForwardBatch
 from hybridrt.cache.spec import Window
 from hybridrt.layers.attention import Attention, AttentionConfig
 from hybridrt.layers.mlp import MLP
-from hybridrt.layers.norm import OffsetRMSNorm
+from hybridrt.layers.norm import OffsetRMSNorm, add_and_norm
 from hybridrt.layers.rope import Rope, RopeConfig
 from hybridrt.models.causal_lm import CausalLM
 from hybridrt.models.checks import check_one_for_each_layer
@@ -94,9 +94,9 @@ class Layer(nn.Module):
     def forward(
         self, x: Float[Tensor, "tokens hidden"], batch: ForwardBatch
     ) -> Float[Tensor, "tokens hidden"]:
-        attended = self.self_attn(self.input_layernorm(x), batch)
-        x = x + self.post_attention_layernorm(attended)
-        return x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
+        attended = self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), batch))
+        x, normed = add_and_norm(x, attended, self.pre_feedforward_layernorm)
+        return x + self.post_feedforward_layernorm(self.mlp(normed))
 
 
 def rounded(number: float) -> float:

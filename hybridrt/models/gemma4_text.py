@@ -9,7 +9,7 @@ from hybridrt.kernels.reference.gates import ACTIVATIONS
 from hybridrt.layers.linear import Linear
 from hybridrt.layers.mlp import MLP
 from hybridrt.layers.moe_beside_mlp import ExpertsBesideMLP
-from hybridrt.layers.norm import RMSNorm
+from hybridrt.layers.norm import RMSNorm, add_and_norm
 from hybridrt.layers.normed_values import NormedValueAttention
 from hybridrt.layers.per_layer_inputs import PerLayerInputs
 from hybridrt.layers.rope import Rope
@@ -46,9 +46,9 @@ class Layer(nn.Module):
         own: Float[Tensor, "tokens per_layer"] | None,
     ) -> Float[Tensor, "tokens hidden"]:
         """`own` is what this layer knows of each token beside the stream."""
-        attended = self.self_attn(self.input_layernorm(x), batch)
-        x = x + self.post_attention_layernorm(attended)
-        fed = self.mlp(self.pre_feedforward_layernorm(x))
+        attended = self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), batch))
+        x, normed = add_and_norm(x, attended, self.pre_feedforward_layernorm)
+        fed = self.mlp(normed)
         if self.moe is not None:
             fed = self.moe(x, fed)
         x = x + self.post_feedforward_layernorm(fed)

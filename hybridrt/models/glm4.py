@@ -4,6 +4,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hybridrt.batch import ForwardBatch
+from hybridrt.layers.norm import add_and_norm
 from hybridrt.models import glm
 from hybridrt.models.decoder import DecoderLayer
 
@@ -27,8 +28,9 @@ class Layer(DecoderLayer):
         self, x: Float[Tensor, "tokens hidden"], batch: ForwardBatch
     ) -> Float[Tensor, "tokens hidden"]:
         attended = self.self_attn(self.input_layernorm(x), batch)
-        x = x + self.post_self_attn_layernorm(attended)
-        return x + self.post_mlp_layernorm(self.mlp(self.post_attention_layernorm(x)))
+        attended = self.post_self_attn_layernorm(attended)
+        x, normed = add_and_norm(x, attended, self.post_attention_layernorm)
+        return x + self.post_mlp_layernorm(self.mlp(normed))
 
 
 class Config(glm.Config):

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from hybridrt.batch import ForwardBatch
 from hybridrt.layers.attention import Attention, AttentionConfig
+from hybridrt.layers.norm import add_and_norm
 from hybridrt.layers.rope import Rope
 from hybridrt.models.decoder import DecoderLayer
 from hybridrt.models.transformer import TransformerConfig, TransformerLM
@@ -40,8 +41,9 @@ class Layer(DecoderLayer):
     def forward(
         self, x: Float[Tensor, "tokens hidden"], batch: ForwardBatch
     ) -> Float[Tensor, "tokens hidden"]:
-        x = x + self.multiplier * self.self_attn(self.input_layernorm(x), batch)
-        return x + self.multiplier * self.mlp(self.post_attention_layernorm(x))
+        attended = self.multiplier * self.self_attn(self.input_layernorm(x), batch)
+        x, normed = add_and_norm(x, attended, self.post_attention_layernorm)
+        return x + self.multiplier * self.mlp(normed)
 
 
 class Model(TransformerLM):

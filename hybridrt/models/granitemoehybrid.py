@@ -14,7 +14,7 @@ from hybridrt.layers.cached import CachedLayer
 from hybridrt.layers.linear import Linear
 from hybridrt.layers.mamba2 import Mamba2
 from hybridrt.layers.moe import MoE, MoEConfig
-from hybridrt.layers.norm import RMSNorm
+from hybridrt.layers.norm import RMSNorm, add_and_norm
 from hybridrt.layers.rope import Rope, RopeConfig
 from hybridrt.models.bamba import HybridConfig
 from hybridrt.models.causal_lm import CausalLM
@@ -109,8 +109,8 @@ class Layer(nn.Module):
         self, x: Float[Tensor, "tokens hidden"], batch: ForwardBatch
     ) -> Float[Tensor, "tokens hidden"]:
         mixer = self.get_submodule(self.mixer_name)
-        x = x + mixer(self.input_layernorm(x), batch) * self.multiplier
-        normed = self.post_attention_layernorm(x)
+        mixed = mixer(self.input_layernorm(x), batch) * self.multiplier
+        x, normed = add_and_norm(x, mixed, self.post_attention_layernorm)
         out = self.shared_mlp(normed)
         if self.block_sparse_moe is not None:
             out = out + self.block_sparse_moe(normed)

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hybridrt.batch import ForwardBatch
-from hybridrt.layers.norm import RMSNorm
+from hybridrt.layers.norm import RMSNorm, add_and_norm
 from hybridrt.layers.residual_conv import ResidualConv
 from hybridrt.models.causal_lm import CausalLM
 from hybridrt.models.inkling_config import Config
@@ -32,8 +32,9 @@ class Layer(nn.Module):
     def forward(
         self, x: Float[Tensor, "tokens hidden"], batch: ForwardBatch
     ) -> Float[Tensor, "tokens hidden"]:
-        x = x + self.attn_sconv(self.self_attn(self.input_layernorm(x), batch), batch)
-        return x + self.mlp_sconv(self.mlp(self.post_attention_layernorm(x)), batch)
+        attended = self.attn_sconv(self.self_attn(self.input_layernorm(x), batch), batch)
+        x, normed = add_and_norm(x, attended, self.post_attention_layernorm)
+        return x + self.mlp_sconv(self.mlp(normed), batch)
 
 
 class Model(CausalLM):

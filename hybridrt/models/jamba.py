@@ -12,7 +12,7 @@ from hybridrt.layers.cached import CachedLayer
 from hybridrt.layers.mamba1 import Mamba1, Mamba1Config
 from hybridrt.layers.mlp import MLP
 from hybridrt.layers.moe import MoE, MoEConfig
-from hybridrt.layers.norm import RMSNorm
+from hybridrt.layers.norm import RMSNorm, add_and_norm
 from hybridrt.models.causal_lm import CausalLM
 from hybridrt.models.config import ModelConfig
 
@@ -101,8 +101,9 @@ class Layer(nn.Module):
         self, x: Float[Tensor, "tokens hidden"], batch: ForwardBatch
     ) -> Float[Tensor, "tokens hidden"]:
         mixer = self.get_submodule(self.mixer_name)
-        x = x + mixer(self.input_layernorm(x), batch)
-        return x + self.feed_forward(self.pre_ff_layernorm(x))
+        mixed = mixer(self.input_layernorm(x), batch)
+        x, normed = add_and_norm(x, mixed, self.pre_ff_layernorm)
+        return x + self.feed_forward(normed)
 
 
 class Model(CausalLM):

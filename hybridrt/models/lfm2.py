@@ -11,7 +11,7 @@ from hybridrt.batch import ForwardBatch
 from hybridrt.layers.attention import Attention, AttentionConfig
 from hybridrt.layers.cached import CachedLayer
 from hybridrt.layers.mlp import MLP
-from hybridrt.layers.norm import RMSNorm
+from hybridrt.layers.norm import RMSNorm, add_and_norm
 from hybridrt.layers.rope import Rope, RopeConfig
 from hybridrt.layers.short_conv import ShortConv, ShortConvConfig
 from hybridrt.models.causal_lm import CausalLM
@@ -112,8 +112,9 @@ class Layer(nn.Module):
         self, x: Float[Tensor, "tokens hidden"], batch: ForwardBatch
     ) -> Float[Tensor, "tokens hidden"]:
         mixer = self.get_submodule(self.mixer_name)
-        x = x + mixer(self.operator_norm(x), batch)
-        return x + self.feed_forward(self.ffn_norm(x))
+        mixed = mixer(self.operator_norm(x), batch)
+        x, normed = add_and_norm(x, mixed, self.ffn_norm)
+        return x + self.feed_forward(normed)
 
 
 class Model(CausalLM):

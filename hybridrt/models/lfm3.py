@@ -12,7 +12,7 @@ from hybridrt.cache.spec import Window
 from hybridrt.layers.attention import Attention, AttentionConfig
 from hybridrt.layers.cached import CachedLayer
 from hybridrt.layers.gated_attention import HeadGatedAttention
-from hybridrt.layers.norm import RMSNorm
+from hybridrt.layers.norm import RMSNorm, add_and_norm
 from hybridrt.layers.rope import Rope, RopeConfig, rope_by_layer_type
 from hybridrt.models import lfm2
 from hybridrt.models.causal_lm import CausalLM
@@ -104,8 +104,9 @@ class Layer(lfm2.Layer):
         self, x: Float[Tensor, "tokens hidden"], batch: ForwardBatch
     ) -> Float[Tensor, "tokens hidden"]:
         mixer = self.get_submodule(self.mixer_name)
-        x = x + self.post_operator_norm(mixer(self.operator_norm(x), batch))
-        return x + self.post_ffn_norm(self.feed_forward(self.ffn_norm(x)))
+        mixed = self.post_operator_norm(mixer(self.operator_norm(x), batch))
+        x, normed = add_and_norm(x, mixed, self.ffn_norm)
+        return x + self.post_ffn_norm(self.feed_forward(normed))
 
 
 class Model(CausalLM):

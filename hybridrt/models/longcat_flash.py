@@ -15,7 +15,7 @@ from hybridrt.batch import ForwardBatch
 from hybridrt.layers.mla import MLA, MLAConfig
 from hybridrt.layers.mlp import MLP
 from hybridrt.layers.moe import MoEConfig
-from hybridrt.layers.norm import RMSNorm
+from hybridrt.layers.norm import RMSNorm, add_and_norm
 from hybridrt.layers.rope import Rope, RopeConfig
 from hybridrt.layers.zero_expert_moe import ZeroExpertMoE
 from hybridrt.models.causal_lm import CausalLM
@@ -114,12 +114,13 @@ class Layer(nn.Module):
     def forward(
         self, x: Float[Tensor, "tokens hidden"], batch: ForwardBatch
     ) -> Float[Tensor, "tokens hidden"]:
-        x = x + self.self_attn[0](self.input_layernorm[0](x), batch)
-        normed = self.post_attention_layernorm[0](x)
+        attended = self.self_attn[0](self.input_layernorm[0](x), batch)
+        x, normed = add_and_norm(x, attended, self.post_attention_layernorm[0])
         shortcut = self.mlp(normed)
-        x = x + self.mlps[0](normed)
-        x = x + self.self_attn[1](self.input_layernorm[1](x), batch)
-        return x + self.mlps[1](self.post_attention_layernorm[1](x)) + shortcut
+        x, normed = add_and_norm(x, self.mlps[0](normed), self.input_layernorm[1])
+        attended = self.self_attn[1](normed, batch)
+        x, normed = add_and_norm(x, attended, self.post_attention_layernorm[1])
+        return x + self.mlps[1](normed) + shortcut
 
 
 class Model(CausalLM):

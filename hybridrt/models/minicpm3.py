@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from hybridrt.batch import ForwardBatch
 from hybridrt.layers.mla import MLA, MLAConfig
 from hybridrt.layers.mlp import MLP
+from hybridrt.layers.norm import add_and_norm
 from hybridrt.layers.rope import Rope, RopeConfig
 from hybridrt.models.causal_lm import CausalLM
 from hybridrt.models.config import ModelConfig
@@ -75,8 +76,9 @@ class Layer(DecoderLayer):
     def forward(
         self, x: Float[Tensor, "tokens hidden"], batch: ForwardBatch
     ) -> Float[Tensor, "tokens hidden"]:
-        x = x + self.self_attn(self.input_layernorm(x), batch) * self.residual_scale
-        return x + self.mlp(self.post_attention_layernorm(x)) * self.residual_scale
+        attended = self.self_attn(self.input_layernorm(x), batch) * self.residual_scale
+        x, normed = add_and_norm(x, attended, self.post_attention_layernorm)
+        return x + self.mlp(normed) * self.residual_scale
 
 
 class Model(CausalLM):

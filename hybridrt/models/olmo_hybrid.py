@@ -11,7 +11,7 @@ from hybridrt.batch import ForwardBatch
 from hybridrt.layers.attention import Attention, AttentionConfig
 from hybridrt.layers.gated_delta_net import GatedDeltaNet, GatedDeltaNetConfig
 from hybridrt.layers.mlp import MLP
-from hybridrt.layers.norm import RMSNorm
+from hybridrt.layers.norm import RMSNorm, add_and_norm
 from hybridrt.layers.rope import Rope, RopeConfig
 from hybridrt.models import olmo2
 from hybridrt.models.causal_lm import CausalLM
@@ -112,8 +112,9 @@ class LinearLayer(nn.Module):
     def forward(
         self, x: Float[Tensor, "tokens hidden"], batch: ForwardBatch
     ) -> Float[Tensor, "tokens hidden"]:
-        x = x + self.linear_attn(self.input_layernorm(x), batch)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        mixed = self.linear_attn(self.input_layernorm(x), batch)
+        x, normed = add_and_norm(x, mixed, self.post_attention_layernorm)
+        return x + self.mlp(normed)
 
 
 class Model(CausalLM):

@@ -12,7 +12,7 @@ from hybridrt.layers.gated_attention import GatedAttention
 from hybridrt.layers.gated_delta_net import GatedDeltaNet, GatedDeltaNetConfig, Projections
 from hybridrt.layers.mlp import MLP
 from hybridrt.layers.moe import MoE, MoEConfig
-from hybridrt.layers.norm import OffsetRMSNorm
+from hybridrt.layers.norm import OffsetRMSNorm, add_and_norm
 from hybridrt.layers.rope import Rope, RopeConfig
 from hybridrt.models.causal_lm import CausalLM
 from hybridrt.models.config import ModelConfig
@@ -131,8 +131,9 @@ class Layer(nn.Module):
         self, x: Float[Tensor, "tokens hidden"], batch: ForwardBatch
     ) -> Float[Tensor, "tokens hidden"]:
         mixer = self.get_submodule(self.mixer_name)
-        x = x + mixer(self.input_layernorm(x), batch)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        mixed = mixer(self.input_layernorm(x), batch)
+        x, normed = add_and_norm(x, mixed, self.post_attention_layernorm)
+        return x + self.mlp(normed)
 
 
 class Model(CausalLM):

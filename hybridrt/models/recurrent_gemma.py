@@ -11,7 +11,7 @@ from hybridrt.batch import ForwardBatch
 from hybridrt.cache.spec import Window
 from hybridrt.layers.attention import Attention, AttentionConfig
 from hybridrt.layers.mlp import MLP
-from hybridrt.layers.norm import OffsetRMSNorm
+from hybridrt.layers.norm import OffsetRMSNorm, add_and_norm
 from hybridrt.layers.rg_lru import RecurrentBlock, RecurrentBlockConfig
 from hybridrt.layers.rope import Rope
 from hybridrt.models.causal_lm import CausalLM
@@ -73,8 +73,9 @@ class Layer(nn.Module):
     def forward(
         self, x: Float[Tensor, "tokens hidden"], batch: ForwardBatch
     ) -> Float[Tensor, "tokens hidden"]:
-        x = x + self.temporal_block(self.temporal_pre_norm(x), batch)
-        return x + self.mlp_block(self.channel_pre_norm(x))
+        mixed = self.temporal_block(self.temporal_pre_norm(x), batch)
+        x, normed = add_and_norm(x, mixed, self.channel_pre_norm)
+        return x + self.mlp_block(normed)
 
 
 class Model(CausalLM):

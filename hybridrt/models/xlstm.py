@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from hybridrt.batch import ForwardBatch
 from hybridrt.layers.mlp import MLP
 from hybridrt.layers.mlstm import MLSTM, MLSTMConfig
-from hybridrt.layers.norm import BiasedRMSNorm, RMSNorm
+from hybridrt.layers.norm import BiasedRMSNorm, RMSNorm, add_and_norm
 from hybridrt.models.causal_lm import CausalLM
 from hybridrt.models.config import ModelConfig
 
@@ -122,8 +122,8 @@ class Layer(nn.Module):
     def forward(
         self, x: Float[Tensor, "tokens hidden"], batch: ForwardBatch
     ) -> Float[Tensor, "tokens hidden"]:
-        x = x + self.mlstm_layer(self.norm_mlstm(x), batch)
-        return x + self.ffn(self.norm_ffn(x))
+        x, normed = add_and_norm(x, self.mlstm_layer(self.norm_mlstm(x), batch), self.norm_ffn)
+        return x + self.ffn(normed)
 
 
 class Model(CausalLM):

@@ -21,6 +21,8 @@ PARAMS = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True, logprobs
 UNREADABLE = {"Tensor.tolist", "Tensor.numpy", "reads what is for kernels alone"}
 """Why some steps are not recorded: plain torch asks which experts there are, or how long rows."""
 
+BEHIND_SUMS = ("post_attention_layernorm", "pre_ff_layernorm")
+
 
 def tapes(llm: LLM) -> TapedDecode:
     found = llm.engine._runner.static_decode
@@ -96,6 +98,22 @@ def test_hooks_are_called() -> None:
     again = llm.generate([[1] * 5], PARAMS)[0].outputs[0]
     assert len(calls) == PARAMS.max_tokens
     assert (again.token_ids, again.logprobs) == (expected.token_ids, expected.logprobs)
+
+
+@pytest.mark.parametrize("name", ["llama-grouped-heads", "bamba-two-groups"])
+def test_a_hook_on_a_norm_behind_a_sum_is_called(name: str) -> None:
+    """A tape and a step without hooks compute both by one kernel: the same numbers."""
+    llm = open_llm(name, dtype="bfloat16", enable_prefix_caching=False)
+    expected = outputs(llm, name)
+    assert tapes(llm).num_calls
+    norms: list[Any] = []
+    layer = llm.engine.model.model.layers[0]
+    (norm,) = (part for path, part in layer.named_children() if path in BEHIND_SUMS)
+    handle = norm.register_forward_hook(lambda *args: norms.append(args[2]))
+    assert outputs(llm, name) == expected and norms
+    handle.remove()
+    seen = len(norms)
+    assert outputs(llm, name) == expected and len(norms) == seen
 
 
 def _replace_weight(model: Any) -> None:

@@ -21,7 +21,8 @@ def add(
 
 @inner
 @no_type_check
-def _add(x, y, out, begin, end):  # pragma: no cover  (compiled, as all below)
+def add_part(x, y, out, begin, end):  # pragma: no cover  (compiled, as all below)
+    """Writes the sums of the elements from `begin` to `end`."""
     size = end - begin
     given, more = halves(x + 2 * begin, size), halves(y + 2 * begin, size)
     sums = halves(out + 2 * begin, size)
@@ -32,7 +33,7 @@ def _add(x, y, out, begin, end):  # pragma: no cover  (compiled, as all below)
 @kernel
 @no_type_check
 def _add_few(x, y, out, size):  # pragma: no cover
-    _add(x, y, out, 0, size)
+    add_part(x, y, out, 0, size)
 
 
 @parallel_kernel
@@ -40,4 +41,4 @@ def _add_few(x, y, out, size):  # pragma: no cover
 def _add_many(x, y, out, size):  # pragma: no cover
     for part in numba.prange((size + FEW - 1) // FEW):
         begin = np.int64(part) * FEW
-        _add(x, y, out, begin, min(begin + FEW, size))
+        add_part(x, y, out, begin, min(begin + FEW, size))

@@ -1,4 +1,7 @@
-"""rms_norm in numba, of bfloat16: one pass over a row for its length, one for the result."""
+"""rms_norm in numba, of bfloat16: one pass over a row for its length, one for the result.
+
+A sum is written by a pass before those, row by row, so that they find it in the nearest cache.
+"""
 
 from typing import no_type_check
 
@@ -8,6 +11,7 @@ import torch
 from jaxtyping import BFloat16
 from torch import Tensor
 
+from hybridrt.kernels.cpu.add import add_part
 from hybridrt.kernels.cpu.bfloat16 import halves, narrow, widen
 from hybridrt.kernels.cpu.jit import FEW, inner_fast, kernel, parallel_kernel
 
@@ -19,16 +23,32 @@ def rms_norm(
     offset: float,
 ) -> BFloat16[Tensor, "*rows size"]:
     """See `hybridrt.kernels.rms_norm`."""
+    out, size = torch.empty(x.shape, dtype=x.dtype), x.shape[-1]
     if x.dim() > 3 or x.stride(-1) != 1:
-        x = x.contiguous().flatten(0, -2)
-    out = torch.empty(x.shape, dtype=x.dtype)
-    size = x.shape[-1]
+        x = x.contiguous().view(-1, size)
     outer = x.shape[0] if x.dim() > 1 else 1
     inner = x.shape[1] if x.dim() == 3 else 1
     strides = (x.stride(0) if x.dim() > 1 else 0, x.stride(1) if x.dim() == 3 else 0)
     run = _norm_few if x.numel() <= FEW else _norm_many
     run(x.data_ptr(), *strides, weight.data_ptr(), out.data_ptr(), outer, inner, size, eps, offset)
     return out
+
+
+def add_rms_norm(
+    x: BFloat16[Tensor, "*rows size"],
+    y: BFloat16[Tensor, "*rows size"],
+    weight: BFloat16[Tensor, " size"],
+    eps: float,
+    offset: float,
+) -> tuple[BFloat16[Tensor, "*rows size"], BFloat16[Tensor, "*rows size"]]:
+    """See `hybridrt.kernels.rms_norm`."""
+    x, y = x.contiguous(), y.contiguous()
+    total, out = torch.empty_like(x), torch.empty_like(x)
+    count, size = x.numel(), x.shape[-1]
+    run = _add_norm_few if count <= FEW else _add_norm_many
+    addresses = (part.data_ptr() for part in (x, y, weight, total, out))
+    run(*addresses, count // size, size, eps, offset)
+    return total, out
 
 
 @inner_fast
@@ -65,3 +85,24 @@ def _norm_many(  # pragma: no cover
 ):
     for row in numba.prange(outer):
         _norm(x, stride, inner_stride, weight, out, row, row + 1, inner, size, eps, offset)
+
+
+@inner_fast
+@no_type_check
+def _add_norm(x, y, weight, total, out, first, last, size, eps, offset):  # pragma: no cover
+    for row in range(first, last):
+        add_part(x, y, total, row * size, (row + 1) * size)
+        _norm(total, size, 0, weight, out, row, row + 1, 1, size, eps, offset)
+
+
+@kernel
+@no_type_check
+def _add_norm_few(x, y, weight, total, out, rows, size, eps, offset):  # pragma: no cover
+    _add_norm(x, y, weight, total, out, 0, rows, size, eps, offset)
+
+
+@parallel_kernel
+@no_type_check
+def _add_norm_many(x, y, weight, total, out, rows, size, eps, offset):  # pragma: no cover
+    for row in numba.prange(rows):
+        _add_norm(x, y, weight, total, out, row, row + 1, size, eps, offset)

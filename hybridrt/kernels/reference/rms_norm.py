@@ -1,4 +1,4 @@
-"""rms_norm in plain torch."""
+"""rms_norm and add_rms_norm in plain torch."""
 
 from jaxtyping import Float
 from torch import Tensor
@@ -14,3 +14,15 @@ def rms_norm(
         return F.rms_norm(x.float(), factors.shape, factors, eps).to(weight.dtype)
     same = weight.to(x.dtype)
     return F.rms_norm(x, same.shape, same, eps).to(weight.dtype)
+
+
+def add_rms_norm(
+    x: Float[Tensor, "*rows size"],
+    y: Float[Tensor, "*rows size"],
+    weight: Float[Tensor, " size"],
+    eps: float,
+    offset: float,
+) -> tuple[Float[Tensor, "*rows size"], Float[Tensor, "*rows size"]]:
+    """See `hybridrt.kernels.rms_norm`."""
+    total = x + y
+    return total, rms_norm(total, weight, eps, offset)

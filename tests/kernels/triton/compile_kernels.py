@@ -23,6 +23,7 @@ from hybridrt.kernels.triton.gated_delta_rule import gated_delta_rule
 from hybridrt.kernels.triton.mla_attention import mla_attention
 from hybridrt.kernels.triton.moe import moe_experts
 from hybridrt.kernels.triton.paged_attention import paged_attention
+from hybridrt.kernels.triton.rms_norm import add_rms_norm, rms_norm
 from hybridrt.kernels.triton.sample import sample
 from hybridrt.kernels.triton.selective_scan import selective_scan
 from hybridrt.kernels.triton.ssd import ssd
@@ -153,6 +154,14 @@ def _experts(count: int, *rest: Any) -> None:
     moe_experts(x, gate_up, down, ids, weights, *rest)
 
 
+def _norms() -> None:
+    for size, dtype in ((2048, torch.bfloat16), (5000, torch.float32)):
+        x, weight = of(9, size, dtype=dtype), of(size)
+        add_rms_norm(x, of(9, size), weight, 1e-6, 1.0)
+        rms_norm(x, weight, 1e-6, 0.0)
+    rms_norm(of(9, 16, 256)[..., :128], of(128), 1e-6, 0.0)
+
+
 def _sample() -> None:
     for vocab in (32_000, 262_144):
         numbers = torch.ones(3, 9, dtype=torch.float64)
@@ -189,6 +198,7 @@ CASES: dict[str, Callable[[], None]] = {
     "experts, many": lambda: _experts(1000),
     "experts, clamped": lambda: _experts(4, *BIASES, "clamped", 1.7, 7.0),
     "experts, gelu": lambda: _experts(4, None, None, "gelu"),
+    "norms": _norms,
     "sample": _sample,
 }
 

@@ -13,7 +13,7 @@ import pytest
 
 CASES = (
     *("write_pages", "attention, int8", "latents", "convolution", "scan", "ssd"),
-    *("delta rule, a decay a channel", "experts, few", "sample"),
+    *("delta rule, a decay a channel", "experts, few", "norms", "sample"),
 )
 """One of each kernel. The script by itself does more, in a minute or two."""
 
