@@ -141,10 +141,11 @@ def _dual(size: int, dtype: torch.dtype) -> None:
     ssd(x, dt, A, B, B, A, state, *pages, batch, 256)
 
 
-def _delta(*channels: int) -> None:
+def _delta(dtype: torch.dtype, dim: int, *channels: int) -> None:
     batch, *pages = rows(3, 200)
-    beta, state = of(203, 32, dtype=torch.float32), of(9, 32, 128, 128, dtype=torch.float32)
-    q, v, g = of(203, 16, 128), of(203, 32, 128), of(203, 32, *channels, dtype=torch.float32)
+    beta, state = of(203, 32, dtype=torch.float32), of(9, 32, dim, dim, dtype=torch.float32)
+    q, v = of(203, 16, dim, dtype=dtype), of(203, 32, dim, dtype=dtype)
+    g = of(203, 32, *channels, dtype=torch.float32)
     gated_delta_rule(q, q, v, g, beta, state, *pages, batch)
 
 
@@ -192,8 +193,9 @@ CASES: dict[str, Callable[[], None]] = {
     "scan": _scan,
     "ssd": lambda: _dual(128, BF16),
     "ssd, float32": lambda: _dual(256, torch.float32),
-    "delta rule": _delta,
-    "delta rule, a decay a channel": lambda: _delta(128),
+    "delta rule": lambda: _delta(BF16, 128),
+    "delta rule, a decay a channel": lambda: _delta(BF16, 128, 128),
+    "delta rule, float32": lambda: _delta(torch.float32, 256, 256),
     "experts, few": lambda: _experts(4),
     "experts, many": lambda: _experts(1000),
     "experts, clamped": lambda: _experts(4, *BIASES, "clamped", 1.7, 7.0),

@@ -13,9 +13,9 @@ import pytest
 
 CASES = (
     *("write_pages", "attention, int8", "latents", "convolution", "scan", "ssd"),
-    *("delta rule, a decay a channel", "experts, few", "norms", "sample"),
+    *("delta rule", "delta rule, a decay a channel", "experts, few", "norms", "sample"),
 )
-"""One of each kernel. The script by itself does more, in a minute or two."""
+"""One of each kernel, or of each of its forms. The script does more, in a minute or two."""
 
 
 def test_every_kernel_compiles() -> None:

@@ -92,6 +92,18 @@ def test_delta_rule_of_a_token(place: Place, lengths: Ragged) -> None:
     delta._check(lengths, torch.float32, (place[0], "triton"))
 
 
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        delta.Sizes(heads=2, key_heads=1, key_dim=24, value_dim=7),
+        delta.Sizes(heads=2, key_heads=1, key_dim=37, value_dim=35, decay_per_channel=True),
+    ],
+    ids=["per head", "per channel"],
+)
+def test_delta_rule_of_a_row_longer_than_a_chunk(place: Place, sizes: delta.Sizes) -> None:
+    delta._check(LENGTHS[2], place[1], (place[0], "triton"), sizes)
+
+
 @bounded(4)
 @given(lengths=ragged(longest=20, most_rows=2), width=st.integers(1, 7), seed=st.integers(0, 2**16))
 def test_ragged_batches(place: Place, lengths: Ragged, width: int, seed: int) -> None:
@@ -105,17 +117,31 @@ def test_ragged_batches(place: Place, lengths: Ragged, width: int, seed: int) ->
 TINY = delta.Sizes(heads=1, key_heads=1, key_dim=8, value_dim=4)
 
 
-def test_tokens_that_forget_everything_leave_those_behind_them_exact(place: Place) -> None:
-    delta.test_tokens_that_forget_everything_leave_those_behind_them_exact(
-        (place[0], "triton"), TINY
-    )
-    dual.test_tokens_that_forget_everything_leave_those_behind_them_exact((place[0], "triton"))
+DECAYS = pytest.mark.parametrize(
+    "sizes", [TINY, replace(TINY, decay_per_channel=True)], ids=["per head", "per channel"]
+)
 
 
+@DECAYS
+def test_tokens_that_forget_everything_leave_those_behind_them_exact(
+    place: Place, sizes: delta.Sizes
+) -> None:
+    where: delta.Backend = (place[0], "triton")
+    delta.test_tokens_that_forget_everything_leave_those_behind_them_exact(where, sizes)
+    dual.test_tokens_that_forget_everything_leave_those_behind_them_exact(where)
+
+
+def test_channels_that_forget_stand_beside_channels_that_remember(place: Place) -> None:
+    delta.test_channels_that_forget_stand_beside_channels_that_remember((place[0], "triton"))
+
+
+@DECAYS
 @pytest.mark.parametrize("beta", [0.0, 2.0])
-def test_nothing_is_forgotten_and_twice_or_none_is_corrected(place: Place, beta: float) -> None:
+def test_nothing_is_forgotten_and_twice_or_none_is_corrected(
+    place: Place, sizes: delta.Sizes, beta: float
+) -> None:
     test = delta.test_nothing_is_forgotten_and_all_or_twice_or_none_is_corrected
-    test((place[0], "triton"), TINY, beta, True)
+    test((place[0], "triton"), sizes, beta, True)
 
 
 COMPANY = Company(2, (Chain(0, (3, 1, 1)), Chain(0, (1,)), Chain("own", (1, 5)), Chain(None, (2,))))
@@ -128,9 +154,10 @@ def test_rows_that_follow_are_steps_of_their_own_bit_for_bit(place: Place, name:
     following._check(following.KERNELS[name], (place[0], "triton"), COMPANY, place[1])
 
 
-def test_a_row_longer_than_a_chunk_and_one_that_follows(place: Place) -> None:
+@pytest.mark.parametrize("name", ["ssd", "gated_delta_rule", "KDA"])
+def test_a_row_longer_than_a_chunk_and_one_that_follows(place: Place, name: str) -> None:
     company = Company(0, (Chain("own", (40, 33)),))
-    following._check(following.KERNELS["ssd"], (place[0], "triton"), company, place[1])
+    following._check(following.KERNELS[name], (place[0], "triton"), company, place[1])
 
 
 def _runs(device: str) -> dict[str, Callable[[Tensor], Tensor]]:
