@@ -11,6 +11,8 @@ from typing import Literal, NamedTuple, no_type_check
 import numba
 import numpy as np
 import torch
+from numba.core import types
+from numba.extending import overload
 from torch import Tensor
 
 from hybridrt.kernels.cpu.attend_amx import attend_by_tiles, pack_queries, rooms_of
@@ -22,6 +24,12 @@ from hybridrt.kernels.cpu.attend_jobs import (
     room_for_places,
 )
 from hybridrt.kernels.cpu.attend_join import join_rows, write
+from hybridrt.kernels.cpu.attend_pairs import (
+    attend_by_pairs,
+    join_pairs,
+    split_queries,
+    width_of,
+)
 from hybridrt.kernels.cpu.attend_tile import (
     AHEAD,
     NOTHING,
@@ -76,12 +84,50 @@ def _take_queries(q, query, here, sizes, scale, queries, width):  # pragma: no c
             queries[g * width + second + d] = as_float(q[at + d]) * scale
 
 
-@inner
+@no_type_check
+def attend_piece(
+    q, query, queries, here, width, k, more, v, places, count, sizes, scale, softcap, softmax,
+    v_width
+):  # fmt: skip
+    """The queries of `here` heads and a piece: adds to `sums` and `totals`, and raises `tops`.
+
+    `queries: float32[here, width]` is room for them. Compiled for each dtype of pages.
+    """
+
+
+@overload(attend_piece)
 @no_type_check
 def _attend_piece(
+    q, query, queries, here, width, k, more, v, places, count, sizes, scale, softcap, softmax,
+    v_width
+):  # fmt: skip  # pragma: no cover
+    def by_pairs(
+        q, query, queries, here, width, k, more, v, places, count, sizes, scale, softcap, softmax,
+        v_width
+    ):  # fmt: skip
+        split_queries(q, query, here, sizes, scale, queries, width)
+        attend_by_pairs(
+            queries, here, width, k, more, v, places, count, sizes, softcap, softmax, v_width
+        )  # fmt: skip
+        join_pairs(softmax.sums, here, v_width)
+
+    def one_by_one(
+        q, query, queries, here, width, k, more, v, places, count, sizes, scale, softcap, softmax,
+        v_width
+    ):  # fmt: skip
+        _take_queries(q, query, here, sizes, scale, queries, width)
+        _attend_singles(
+            queries, here, width, k, more, v, places, count, sizes, softcap, softmax, v_width
+        )  # fmt: skip
+
+    return by_pairs if k.dtype == types.uint16 else one_by_one
+
+
+@inner
+@no_type_check
+def _attend_singles(
     queries, here, width, k, more, v, places, count, sizes, softcap, softmax, v_width
 ):  # fmt: skip  # pragma: no cover
-    """The queries of `here` heads and a piece: adds to `sums` and `totals`, and raises `tops`."""
     line = 64 // k.itemsize  # elements
     q, keys, others, values = pointer(queries), pointer(k), pointer(more), pointer(v)
     weights, kept = pointer(softmax.scores), pointer(softmax.kept)
@@ -133,8 +179,7 @@ def _work(
     """Every job whose turn it is: a piece of a row and some query heads of a key head."""
     plan, parts = Plan(pieces, jobs, apart_rows), parts_of(heads, sizes)
     most = (heads // sizes.kv_heads + parts - 1) // parts
-    width = (sizes.k + LANES - 1) // LANES * LANES + (sizes.more + LANES - 1) // LANES * LANES
-    v_width = (sizes.v + LANES - 1) // LANES * LANES
+    width, v_width = width_of(sizes.k) + width_of(sizes.more), width_of(sizes.v)
     # Of a head's sums so many are side by side.
     run, head_step = (v_width, v_width) if by_tiles is None else (OUTPUTS, OUTPUTS)
     run_step = most * v_width if by_tiles is None else ROWS * OUTPUTS
@@ -159,13 +204,12 @@ def _work(
         softmax.sums[:] = 0
         query = row * sizes.q_token + job.head * sizes.q_head
         if by_tiles is None:
-            _take_queries(q, query, here, sizes, scale, queries, width)
             some = min(AHEAD, following.tokens)
             fetch(pointer(k), coming.k, 0, some, sizes.k, line)
             fetch(pointer(v), coming.v, 0, some, sizes.v, line)
-            _attend_piece(
-                queries, here, width, k, more, v, places, job.tokens, sizes, softcap, softmax,
-                v_width
+            attend_piece(
+                q, query, queries, here, width, k, more, v, places, job.tokens, sizes, scale,
+                softcap, softmax, v_width
             )  # fmt: skip
         else:
             pack_queries(

@@ -12,6 +12,7 @@ from hybridrt.kernels.cpu.attend_tile import first_seen
 from hybridrt.kernels.cpu.jit import inner
 
 PIECE = 512  # tokens at most: to join a piece costs what a few tokens do
+MORE = 48  # places behind them, for those who take several tokens or begin to read later ones
 GRAIN = 16  # tokens: pieces begin with whole ones, as pages do
 HEADS = 16  # query heads at once: of more, threads can share a short sequence
 
@@ -102,14 +103,15 @@ def plan_jobs(positions, rows, heads, sizes):  # pragma: no cover
 def room_for_places():  # pragma: no cover
     """For the tokens of a piece."""
     return Places(
-        np.empty(PIECE + 3, np.int64), np.empty(PIECE + 3, np.int64), np.empty(PIECE + 3, np.int64)
+        np.empty(PIECE + MORE, np.int64), np.empty(PIECE + MORE, np.int64),
+        np.empty(PIECE + MORE, np.int64)
     )  # fmt: skip
 
 
 @inner
 @no_type_check
 def find(table, place, count, block_size, block, start, token, places):  # pragma: no cover
-    """Where the tokens from `place` on begin, and three times more the last one."""
+    """Where the tokens from `place` on begin, and `MORE` times the last one."""
     index, offset, i = place // block_size, place % block_size, 0
     while i < count:
         first = np.int64(table[index]) * block + start
@@ -118,7 +120,7 @@ def find(table, place, count, block_size, block, start, token, places):  # pragm
             i += 1
         index += 1
         offset = 0
-    places[count : count + 3] = places[count - 1]
+    places[count : count + MORE] = places[count - 1]
 
 
 @inner

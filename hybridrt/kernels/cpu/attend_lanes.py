@@ -10,7 +10,7 @@ from typing import no_type_check
 import numba
 import numpy as np
 
-from hybridrt.kernels.cpu.attend_jobs import find
+from hybridrt.kernels.cpu.attend_jobs import MORE, find
 from hybridrt.kernels.cpu.attend_tile import NOTHING, first_seen
 from hybridrt.kernels.cpu.bfloat16 import address_of, singles
 from hybridrt.kernels.cpu.fours import FOUR
@@ -36,8 +36,8 @@ def _work(
     tops, totals = np.empty(FOUR, np.float32), np.empty(FOUR, np.float32)
     kept = np.empty(FOUR, np.float32)
     first, stop = np.zeros(FOUR, np.int64), np.zeros(FOUR, np.int64)
-    k_places, v_places = np.empty(PIECE + 3, np.int64), np.empty(PIECE + 3, np.int64)
-    more_places = np.empty(PIECE + 3, np.int64)
+    k_places, v_places = np.empty(PIECE + MORE, np.int64), np.empty(PIECE + MORE, np.int64)
+    more_places = np.empty(PIECE + MORE, np.int64)
     block = sizes.block_size
     of_table = first_seen(position, sizes.window, sizes.chunked) // block * block
     for job in range(worker, sizes.kv_heads * parts, workers):
