@@ -8,8 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from hybridrt.kernels.linear import linear, pack_weight
-from hybridrt.measure.machine import Limits
+from hybridrt.measure.machine import Limits, square_product
 from hybridrt.measure.timing import Side, Spread
 
 RUNS = 16
@@ -22,8 +21,7 @@ class Machine:
 
     def __init__(self) -> None:
         self._numbers = torch.ones(NUMBERS)
-        x, weight = torch.randn(2, SIZE, SIZE).bfloat16()
-        self._x, self._weight = x, pack_weight(weight.contiguous())
+        self._product = square_product(SIZE, torch.device("cpu"), torch.bfloat16)
 
     @property
     def sides(self) -> dict[str, Side]:
@@ -39,7 +37,7 @@ class Machine:
         return [_seconds(self._numbers.sum) for _ in range(RUNS)]
 
     def _multiply(self) -> list[float]:
-        return [_seconds(lambda: linear(self._x, self._weight, None)) for _ in range(RUNS)]
+        return [_seconds(self._product) for _ in range(RUNS)]
 
 
 def _seconds(run: Callable[[], object]) -> float:

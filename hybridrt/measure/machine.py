@@ -1,13 +1,14 @@
 """What this machine is, and what it can do at most: the measures that floors are made of."""
 
 import platform
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from hybridrt.kernels.linear import linear, pack_weight
+from hybridrt.kernels.linear import find_blocks, linear, pack_weight
 from hybridrt.measure.timing import median_seconds
 
 _CPU_INFO = Path("/proc/cpuinfo")
@@ -57,17 +58,22 @@ def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
     """
     rates: list[float] = []
     for size in (1024, 2048, 4096):
-        x = torch.randn(size, size, device=device).to(dtype)
-        weight = pack_weight(torch.randn(size, size, device=device).to(dtype))
-
-        def product(x: torch.Tensor = x, weight: torch.Tensor = weight) -> torch.Tensor:
-            return linear(x, weight, None)
-
+        product = square_product(size, device, dtype)
         seconds = min(median_seconds(product, 3, device) for _ in range(2))
         rates.append(2 * size**3 / seconds)
         if seconds > _LONG:
             break
     return max(rates)
+
+
+def square_product(
+    size: int, device: torch.device, dtype: torch.dtype
+) -> Callable[[], torch.Tensor]:
+    """A product of two square matrices, by the kernel that a layer of that size would take."""
+    x, plain = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    packed = pack_weight(plain)
+    weight = find_blocks(packed, plain) or packed
+    return lambda: linear(x, weight, None)
 
 
 def _cpu() -> str:

@@ -35,6 +35,7 @@ FEWEST_WIDENED = 1000 if BY_PAIRS else 3
 
 LINES = 4 * OUTPUTS // LINE  # of a pair for all outputs of a block
 SMALL = 2**18  # weights: beyond it another thread is worth waking
+FEW = 8  # tokens whose products take about as long as reading a weight from memory
 
 
 def most_tokens() -> int:
@@ -64,7 +65,7 @@ def packed_linear(
     args = (multiplies_tiles(), *places, tokens, outputs, inputs)
     if not tokens:
         return out
-    if outputs * inputs <= SMALL:
+    if outputs * inputs * (tokens + FEW) <= SMALL * (1 + FEW):
         _multiply_small(*args)
     else:
         _multiply(numba.get_num_threads(), *args)
