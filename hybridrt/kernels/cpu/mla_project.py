@@ -18,7 +18,7 @@ from hybridrt.kernels.cpu.jit import inner, sharing_kernel
 from hybridrt.kernels.cpu.vectors import LANES, aligned, load, pointer, store, store_some
 
 ROWS = 16  # at once: their sums stay in the nearest caches
-SMALL = 500_000  # products: 10 us, not worth a second thread
+SMALL = 100_000  # products whose weights one thread reads in some 10 us
 
 
 def absorb(
@@ -70,7 +70,7 @@ def _absorb_some(q, w, head, begin, row_stride, rank, out, row, count):  # pragm
                 weights[g * TILE + n] = q[row + g, head, first + n]
         add_values(
             pointer(weights), count, pointer(w), pointer(places), rank, size, pointer(kept),
-            pointer(sums), width, 0, line
+            pointer(sums), width, size, line
         )  # fmt: skip
     for g in range(count):
         for c in range(rank):
@@ -123,7 +123,7 @@ def _expand_some(latent, w, head, begin, row_stride, v_dim, out, row, count):  #
             places[v] = begin + (first + min(v, size - 1)) * row_stride
         score(
             pointer(queries), count, width, size, pointer(w), pointer(places), rank, pointer(w),
-            pointer(places), 0, found, 0, line
+            pointer(places), 0, found, size, line
         )  # fmt: skip
         for g in range(count):
             place = ((row + g) * heads + head) * v_dim + first
