@@ -22,19 +22,18 @@ from tests.harness.properties import bounded
 COUNTS = (1, 3, MOST_VECTORS)
 
 
-def _runs(count: int, by_pairs: bool, widened: bool) -> Any:
-    dot = make_packed_dot(count, 1, by_pairs, widened)
+def _make(by_pairs: bool, widened: bool) -> Any:
+    dot = make_packed_dot(COUNTS, 1, by_pairs, widened)
 
     @numba.njit
-    def run(*args: int) -> None:
-        dot(room_for_inputs(), *args)
+    def run(count: int, *args: int) -> None:
+        dot(count, room_for_inputs(), *args)
 
     return run
 
 
 _RUNS = {
-    (count, by_pairs, widened): _runs(count, by_pairs, widened)
-    for count in COUNTS
+    (by_pairs, widened): _make(by_pairs, widened)
     for by_pairs, widened in ((False, False), (False, True), (True, False))
     if MULTIPLIES_PAIRS or not by_pairs
 }
@@ -52,7 +51,7 @@ def _multiply(block: Tensor, x: Tensor, sums: Tensor, by_pairs: bool, widened: b
         _widen(block.data_ptr(), pairs, wide.data_ptr())
         block = wide
     args = x.data_ptr(), 2 * x.stride(0), pairs, out.data_ptr(), block.data_ptr()
-    _RUNS[len(x), by_pairs, widened](block.data_ptr(), *args)
+    _RUNS[by_pairs, widened](len(x), block.data_ptr(), *args)
     return out
 
 
@@ -64,11 +63,7 @@ def test_is_the_product_with_the_same_bits_in_every_way(pairs: int, count: int, 
     # What lies behind a vector in memory is not its own.
     x = torch.cat([torch.randn(count, 2 * pairs), torch.full((count, 40), torch.nan)], 1)
     x, sums = x.bfloat16()[:, : 2 * pairs], torch.randn(count, OUTPUTS)
-    found = [
-        _multiply(block, x, sums, by_pairs, widened)
-        for number, by_pairs, widened in _RUNS
-        if number == count
-    ]
+    found = [_multiply(block, x, sums, *way) for way in _RUNS]
     weight = block.transpose(0, 1).flatten(1).double()
     parts = sums.double().abs() + x.double().abs() @ weight.abs().T
     assert ((found[0] - (sums.double() + x.double() @ weight.T)).abs() <= 1e-6 * parts).all()

@@ -7,7 +7,7 @@ the sums; elsewhere both halves are widened, and multiplied one after the other.
 from input to input, however many vectors there are.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, no_type_check
 
 from llvmlite import ir
@@ -46,23 +46,26 @@ _FLOATS, _PAIRS = ir.VectorType(_FLOAT, LANES), ir.VectorType(INT32, LANES)
 
 @no_type_check
 def make_packed_dot(
-    count: int, lines: int, by_pairs: bool = BY_PAIRS, widened: bool = False
+    counts: Iterable[int], lines: int, by_pairs: bool = BY_PAIRS, widened: bool = False
 ) -> Callable[..., Any]:
-    """A function `(room, block, vectors, vector_bytes, pairs, sums, ahead)` for compiled code.
+    """A function `(count, room, block, vectors, vector_bytes, pairs, sums, ahead)`, compiled.
 
-    All are addresses or numbers: of what `room_for_inputs` gives, of a block, of the first of
-    `count` vectors, `vector_bytes` apart, of so many pairs, and of `float32[count, OUTPUTS]`, to
-    which it adds. With every pair it begins to read the next so many `lines` of those that lie from
-    `ahead` on. A block that is `widened` is what `widen_block` writes.
+    All are addresses or numbers: one of `counts`, what `room_for_inputs` gives, of a block, of the
+    first of `count` vectors, `vector_bytes` apart, of so many pairs, and of
+    `float32[count, OUTPUTS]`, to which it adds. With every pair it begins to read the next so many
+    `lines` of those that lie from `ahead` on. A block that is `widened` is what `widen_block`
+    writes.
     """
 
     @intrinsic
-    def dot(typing_context, room, block, vectors, vector_bytes, pairs, sums, ahead):
+    def dot(context, count, room, block, vectors, vector_bytes, pairs, sums, ahead):
         def code(context, builder, signature, args):
-            _Dot(builder, count, lines, widened).write(by_pairs, *args)
+            for number in counts:
+                with builder.if_then(builder.icmp_signed("==", args[0], _LONG(number))):
+                    _Dot(builder, number, lines, widened).write(by_pairs, *args[1:])
             return context.get_dummy_value()
 
-        return types.none(*[types.int64] * 7), code
+        return types.none(*[types.int64] * 8), code
 
     return dot
 

@@ -1,4 +1,4 @@
-"""The product of a weight in oneDNN's blocks with a few tokens, in numba.
+"""The product of a weight in oneDNN's blocks with some tokens, in numba.
 
 oneDNN's own product reads it more slowly than memory allows on some processors.
 """
@@ -72,64 +72,17 @@ def packed_linear(
     return out
 
 
-_dot_1, _dot_2, _dot_3, _dot_4, _dot_5, _dot_6 = (
-    make_packed_dot(count + 1, LINES) for count in range(MOST_VECTORS)
-)
-_some_3, _some_4, _some_5, _some_6 = (
-    make_packed_dot(count + 3, LINES // 2) for count in range(MOST_VECTORS - 2)
-)
-_wide_3, _wide_4, _wide_5, _wide_6 = (
-    make_packed_dot(count + 3, LINES // 2, by_pairs=False, widened=True)
-    for count in range(MOST_VECTORS - 2)
-)
+_dot = make_packed_dot(range(1, MOST_VECTORS + 1), LINES)
+_dot_some = make_packed_dot(range(3, MOST_VECTORS + 1), LINES // 2)
+_dot_wide = make_packed_dot(range(3, MOST_VECTORS + 1), LINES // 2, by_pairs=False, widened=True)
 
 
 @inner
 @no_type_check
-def _dot(count, room, block, vectors, vector_bytes, pairs, sums, ahead):
+def _dot_few(count, room, block, vectors, vector_bytes, pairs, sums, ahead):
     # pragma: no cover  (compiled, as all below)
-    if count == 1:
-        _dot_1(room, block, vectors, vector_bytes, pairs, sums, ahead)
-    elif count == 2:
-        _dot_2(room, block, vectors, vector_bytes, pairs, sums, ahead)
-    elif count == 3:
-        _dot_3(room, block, vectors, vector_bytes, pairs, sums, ahead)
-    elif count == 4:
-        _dot_4(room, block, vectors, vector_bytes, pairs, sums, ahead)
-    elif count == 5:
-        _dot_5(room, block, vectors, vector_bytes, pairs, sums, ahead)
-    else:
-        _dot_6(room, block, vectors, vector_bytes, pairs, sums, ahead)
-
-
-@inner
-@no_type_check
-def _turn(
-    count, room, block, vectors, vector_bytes, pairs, sums, ahead
-):  # fmt: skip  # pragma: no cover
-    if count == 3:
-        _some_3(room, block, vectors, vector_bytes, pairs, sums, ahead)
-    elif count == 4:
-        _some_4(room, block, vectors, vector_bytes, pairs, sums, ahead)
-    elif count == 5:
-        _some_5(room, block, vectors, vector_bytes, pairs, sums, ahead)
-    else:
-        _some_6(room, block, vectors, vector_bytes, pairs, sums, ahead)
-
-
-@inner
-@no_type_check
-def _wide_turn(
-    count, room, block, vectors, vector_bytes, pairs, sums, ahead
-):  # fmt: skip  # pragma: no cover
-    if count == 3:
-        _wide_3(room, block, vectors, vector_bytes, pairs, sums, ahead)
-    elif count == 4:
-        _wide_4(room, block, vectors, vector_bytes, pairs, sums, ahead)
-    elif count == 5:
-        _wide_5(room, block, vectors, vector_bytes, pairs, sums, ahead)
-    else:
-        _wide_6(room, block, vectors, vector_bytes, pairs, sums, ahead)
+    """In one place, as the compiler writes all of it out wherever it stands."""
+    _dot(count, room, block, vectors, vector_bytes, pairs, sums, ahead)
 
 
 @inner
@@ -156,11 +109,11 @@ def _dot_in_turns(room, block, vectors, vector_bytes, pairs, sums, tokens, follo
             into = sums + 4 * OUTPUTS * first
             of_turn = ahead + (turn % 2) * 2 * OUTPUTS * some
             if widened:
-                _wide_turn(
+                _dot_wide(
                     end - first, room, wide.ctypes.data, given, vector_bytes, some, into, of_turn
                 )  # fmt: skip
             else:
-                _turn(end - first, room, part, given, vector_bytes, some, into, of_turn)
+                _dot_some(end - first, room, part, given, vector_bytes, some, into, of_turn)
             first = end
 
 
@@ -173,11 +126,11 @@ def _add_by_pairs(
     if count <= MOST_VECTORS:
         end = block + 4 * OUTPUTS * pairs
         some = pairs if following == end else max(0, pairs - AHEAD // (4 * OUTPUTS))
-        _dot(count, room, block, vectors, vector_bytes, some, sums, block + AHEAD)
+        _dot_few(count, room, block, vectors, vector_bytes, some, sums, block + AHEAD)
         if some < pairs:
             rest = block + 4 * OUTPUTS * some
             of_rest = vectors + 4 * some
-            _dot(count, room, rest, of_rest, vector_bytes, pairs - some, sums, following)
+            _dot_few(count, room, rest, of_rest, vector_bytes, pairs - some, sums, following)
     else:
         _dot_in_turns(room, block, vectors, vector_bytes, pairs, sums, count, following)
 
