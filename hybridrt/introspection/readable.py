@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from hybridrt.engine.slots import Layout, PackedModule, Slot
 from hybridrt.kernels.blocked_matrices import BlockedMatrices
 from hybridrt.kernels.quantised_linear import GROUP, QuantisedMatrices, QuantisedWeight
+from hybridrt.layers.linear import Linear
 
 
 @contextmanager
@@ -56,27 +57,30 @@ def layouts_of(module: nn.Module) -> Sequence[Layout]:
 
     What oneDNN has packed, or is blocked, is unpacked into a copy.
     """
-    packed = {k: p.to_dense() for k, p in module.named_parameters(recurse=False) if p.is_mkldnn}
-    blocked = {k: m.plain() for k, m in module.named_children() if isinstance(m, BlockedMatrices)}
-    if packed or blocked:
+    plain = _plain_parts(module)
+    if plain:
         module = copy.copy(module)
-        plain = {key: nn.Parameter(part, False) for key, part in {**packed, **blocked}.items()}
-        module._parameters = {**module._parameters, **plain}
-        module._modules = {k: m for k, m in module._modules.items() if k not in blocked}
+        parameters = {key: nn.Parameter(part, False) for key, part in plain.items()}
+        module._parameters = {**module._parameters, **parameters}
+        module._modules = {k: m for k, m in module._modules.items() if k not in plain}
     assert isinstance(module, PackedModule)
     return module.checkpoint_layouts()
+
+
+def _plain_parts(module: nn.Module) -> dict[str, Tensor]:
+    """Copies of the module's own weights that are packed or in blocks, by name."""
+    plain = {k: p.to_dense() for k, p in module.named_parameters(recurse=False) if p.is_mkldnn}
+    plain |= {k: m.plain() for k, m in module.named_children() if isinstance(m, BlockedMatrices)}
+    if isinstance(module, Linear) and module.blocked is not None and "weight" not in plain:
+        plain["weight"] = module.blocked.plain()
+    return plain
 
 
 def read_slot(slot: Slot) -> Tensor | None:
     """What fills a place of a loaded model; None: it was quantised, or stands in several parts."""
     if slot.layout is None:
-        tensor: Tensor = getattr(slot.module, slot.key)
-        if tensor.is_meta:
-            return None
-        return tensor.to_dense() if tensor.is_mkldnn else tensor
-    parts = slot.module.children()
-    if any(p.is_meta for p in slot.module.parameters()) or any(
-        not isinstance(part, BlockedMatrices) for part in parts
-    ):
+        tensor: Tensor = _plain_parts(slot.module).get(slot.key, getattr(slot.module, slot.key))
+        return None if tensor.is_meta else tensor
+    if any(not isinstance(part, BlockedMatrices) for part in slot.module.children()):
         return None
     return layouts_of(slot.module)[slot.layout][slot.key]

@@ -30,9 +30,9 @@ class BlockedMatrices(nn.Module):
 
 
 def can_block(*stacked: Float[Tensor, "experts _ _"]) -> bool:
-    """Whether these are whole blocks, of numbers that the processor multiplies by pairs."""
+    """Whether these are whole blocks, of numbers that our kernel multiplies here."""
     if not numba_takes(*stacked) or any(size % BLOCK for s in stacked for size in s.shape[1:]):
         return False
-    from hybridrt.kernels.cpu.pairs import MULTIPLIES_PAIRS
+    from hybridrt.kernels.cpu.pairs import HAS_REGISTERS
 
-    return MULTIPLIES_PAIRS
+    return HAS_REGISTERS

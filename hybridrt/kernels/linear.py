@@ -1,6 +1,7 @@
 """The matrix product of a linear layer, and the layout of its weight that suits the device."""
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -41,22 +42,28 @@ class BlockedWeight:
     """A packed weight of which it is known how it lies in memory.
 
     In blocks of `width` outputs `[inputs / 2, width, 2]`, filled up with zeros. `address` is
-    that of the first block; `packed` holds the memory. `multiply` takes inputs of at most `most`
-    numbers.
+    that of the first block; `packed` holds the memory: oneDNN's, or a tensor of such blocks.
+    `multiply` takes inputs of at most `most` numbers.
     """
 
-    def __init__(self, packed: Float[Tensor, "outputs inputs"], width: int = BLOCK) -> None:
+    def __init__(self, packed: Tensor, shape: Sequence[int], width: int = BLOCK) -> None:
         from hybridrt.kernels.cpu.packed_linear import most_tokens, packed_linear
 
-        self.multiply, self.most = packed_linear, most_tokens() * packed.shape[1]
         self.packed = packed
-        self.outputs, self.inputs = packed.shape
-        self.address: int = torch.ops.mkldnn.data_ptr(packed)
+        self.outputs, self.inputs = shape
+        self.multiply, self.most = packed_linear, most_tokens() * self.inputs
         self.width, self.num_blocks = width, -(-self.outputs // width)
-        self.block_bytes: int = torch.ops.mkldnn._nbytes(packed) // self.num_blocks
+        onednn, is_onednn = torch.ops.mkldnn, packed.is_mkldnn
+        self.address: int = onednn.data_ptr(packed) if is_onednn else packed.data_ptr()
+        num_bytes: int = onednn._nbytes(packed) if is_onednn else packed.nbytes
+        self.block_bytes = num_bytes // self.num_blocks
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("a packed weight can't be copied: it is known by its place in memory")
+
+    def plain(self) -> Float[Tensor, "outputs inputs"]:
+        """A copy of a weight as it was whose blocks we laid."""
+        return self.packed.transpose(1, 2).reshape(-1, self.inputs)[: self.outputs]
 
     def has_blocks_of(self, weight: Float[Tensor, "outputs inputs"]) -> bool:
         """Whether the first block and the last one hold what they should of the plain weight."""
@@ -84,12 +91,30 @@ def find_blocks(
     if not is_known or weight.shape[1] % 2 or not has_numba(weight):
         return None
     from hybridrt.kernels.cpu.packed_linear import can_multiply
-    from hybridrt.kernels.cpu.pairs import MULTIPLIES_PAIRS
+    from hybridrt.kernels.cpu.pairs import HAS_REGISTERS
 
-    if not MULTIPLIES_PAIRS or not hasattr(torch.ops.mkldnn, "data_ptr"):
+    if not HAS_REGISTERS or not hasattr(torch.ops.mkldnn, "data_ptr"):
         return None
-    found = (BlockedWeight(packed, width) for width in (BLOCK, BLOCK // 2) if can_multiply(width))
+    widths = (width for width in (BLOCK, BLOCK // 2) if can_multiply(width))
+    found = (BlockedWeight(packed, weight.shape, width) for width in widths)
     return next((blocked for blocked in found if blocked.has_blocks_of(weight)), None)
+
+
+def lay_blocks(weight: Float[Tensor, "outputs inputs"]) -> BlockedWeight | None:
+    """The weight in blocks that we lay ourselves, on a processor for which oneDNN lays none.
+
+    It is one with AVX-512 whose bfloat16 oneDNN has to widen: for any number of tokens our kernel
+    is faster.
+    """
+    if not numba_takes(weight) or weight.shape[1] % 2:
+        return None
+    from hybridrt.kernels.cpu.pairs import HAS_REGISTERS, MULTIPLIES_PAIRS
+
+    if MULTIPLIES_PAIRS or not HAS_REGISTERS:
+        return None
+    rows = F.pad(weight.detach(), (0, 0, 0, -len(weight) % BLOCK))
+    blocks = rows.reshape(-1, BLOCK, weight.shape[1] // 2, 2).transpose(1, 2).contiguous()
+    return BlockedWeight(blocks, weight.shape)
 
 
 def linear(
@@ -104,7 +129,7 @@ def linear(
         if x.numel() <= weight.most and numba_takes(x):
             of_blocks = weight.address, weight.width, weight.block_bytes
             return weight.multiply(x, *of_blocks, bias, weight.outputs)
-        weight = weight.packed
+        weight = weight.packed if weight.packed.is_mkldnn else weight.plain()
     if weight.is_mkldnn:
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return F.linear(x, weight, bias)

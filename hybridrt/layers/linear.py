@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from hybridrt.kernels.linear import BlockedWeight, find_blocks, linear, pack_weight
+from hybridrt.kernels.linear import BlockedWeight, find_blocks, lay_blocks, linear, pack_weight
 from hybridrt.kernels.quantised_linear import (
     Bits,
     QuantisedWeight,
@@ -40,11 +40,13 @@ class Linear(nn.Module):
         From then on only `forward` reads it. A weight that is shared with another module stays
         as it is there, and one whose inputs aren't whole groups has its own dtype.
         """
-        if not self.packs or self.quantised is not None:
+        if not self.packs or self.quantised is not None or self.blocked is not None:
             return
         if bits is not None and can_quantise(self.weight, bits):
             self.quantised = quantise_weight(self.weight, bits)
             packed = self.weight.to("meta")  # its shape is left, and no memory
+        elif (blocked := lay_blocks(self.weight)) is not None:
+            self.blocked, packed = blocked, self.weight.to("meta")
         else:
             packed = pack_weight(self.weight)
             self.blocked = find_blocks(packed, self.weight)

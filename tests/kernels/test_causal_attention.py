@@ -12,7 +12,7 @@ from torch import Tensor
 from hybridrt.kernels.cpu.attend_blocks import QUERIES
 from hybridrt.kernels.cpu.causal_attention import FEWEST_QUERIES, causal_attention
 from hybridrt.kernels.cpu.packed_dot import OUTPUTS
-from hybridrt.kernels.cpu.pairs import MULTIPLIES_PAIRS
+from hybridrt.kernels.cpu.pairs import HAS_REGISTERS
 from hybridrt.kernels.reference import softmax_attention as reference
 from hybridrt.kernels.reference.gather import EVERYTHING, Reach
 from hybridrt.kernels.reference.softmax_attention import Softmax
@@ -21,7 +21,7 @@ from tests.harness.tolerance import assert_twice_at_most
 
 BFLOAT16 = pytest.param(
     torch.bfloat16,
-    marks=pytest.mark.skipif(not MULTIPLIES_PAIRS, reason="the processor has no AVX512-BF16"),
+    marks=pytest.mark.skipif(not HAS_REGISTERS, reason="the processor has no AVX-512"),
     id="bfloat16",
 )
 of_both = pytest.mark.parametrize("dtype", [BFLOAT16, pytest.param(torch.float32, id="float32")])

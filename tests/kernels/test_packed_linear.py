@@ -1,4 +1,4 @@
-"""Products with weights in oneDNN's blocks: a few tokens by our own kernel, many by oneDNN."""
+"""Products with weights in blocks, oneDNN's or our own."""
 
 import copy
 
@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hybridrt.kernels.cpu.packed_linear import AT_ONCE
-from hybridrt.kernels.cpu.pairs import MULTIPLIES_PAIRS
+from hybridrt.kernels.cpu.pairs import HAS_REGISTERS, MULTIPLIES_PAIRS
 from hybridrt.kernels.linear import FEWEST_SINGLES, BlockedWeight, find_blocks, pack_weight
 from hybridrt.layers.linear import Linear
 from tests.harness.properties import bounded
 
-has_blocks = pytest.mark.skipif(not MULTIPLIES_PAIRS, reason="the processor has no AVX512-BF16")
+has_blocks = pytest.mark.skipif(not HAS_REGISTERS, reason="the processor has no AVX-512")
 
 
 def make_linear(
@@ -79,7 +79,7 @@ def test_nan_and_infinity_stay_in_their_rows() -> None:
     assert spoilt[2].isnan().all() and not spoilt[4].isfinite().any()
 
 
-@has_blocks
+@pytest.mark.skipif(not MULTIPLIES_PAIRS, reason="oneDNN has no blocks for this processor")
 def test_a_layout_that_is_not_known_is_left_to_onednn() -> None:
     weight = torch.randn(128, 64).bfloat16()
     packed = pack_weight(weight)
@@ -106,8 +106,21 @@ def test_small_weights_of_float32_stay_as_they_are() -> None:
     assert torch.equal(layer.weight, weight)
 
 
+@pytest.mark.skipif(MULTIPLIES_PAIRS or not HAS_REGISTERS, reason="oneDNN has blocks, or nobody")
+@pytest.mark.parametrize(("inputs", "is_ours"), [(130, True), (129, False)])
+def test_blocks_are_our_own_where_onednn_has_none(inputs: int, is_ours: bool) -> None:
+    layer, weight = make_linear(inputs, 70, bias=True)
+    assert layer.weight.is_meta == (layer.blocked is not None) == is_ours
+    if is_ours:
+        layer.pack()  # once is enough
+    assert layer.weight.shape == weight.shape
+    x = torch.randn(300, inputs).bfloat16()
+    exact = F.linear(x.double(), weight.double(), layer.bias.double())
+    torch.testing.assert_close(layer(x).double(), exact, rtol=2**-8, atol=1e-3)
+
+
 @has_blocks
 def test_is_not_copied() -> None:
-    blocked = BlockedWeight(pack_weight(torch.randn(64, 64).bfloat16()))
+    blocked = BlockedWeight(pack_weight(torch.randn(64, 64).bfloat16()), (64, 64))
     with pytest.raises(TypeError, match="can't be copied"):
         copy.deepcopy(blocked)

@@ -11,7 +11,7 @@ from torch import Tensor
 from hybridrt.kernels.cpu.one_vector import STEP, multiply_one
 from hybridrt.kernels.cpu.packed_dot import OUTPUTS
 from hybridrt.kernels.cpu.packed_linear import add_products
-from hybridrt.kernels.cpu.pairs import MULTIPLIES_PAIRS
+from hybridrt.kernels.cpu.pairs import HAS_REGISTERS
 from hybridrt.kernels.cpu.tile_registers import (
     ROWS,
     RUNS,
@@ -153,7 +153,7 @@ def test_runs_of_vectors_may_lie_anywhere(steps: int) -> None:
         assert (sums - times * exact).abs().max() <= 1e-4
 
 
-@pytest.mark.skipif(not MULTIPLIES_PAIRS, reason="the processor has no AVX512-BF16")
+@pytest.mark.skipif(not HAS_REGISTERS, reason="the processor has no AVX-512")
 @pytest.mark.parametrize("tiles", [False, pytest.param(True, marks=needs_tiles)])
 @pytest.mark.parametrize("anew", [False, True])
 @pytest.mark.parametrize("tokens", [1, 5, 6, 7, 40])

@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from hybridrt.introspection.readable import layouts_of
+from hybridrt.engine.slots import parameter_slots
+from hybridrt.introspection.readable import as_loaded, layouts_of, read_slot
 from hybridrt.layers.linear import FusedLinear, Linear, by_kind
 from hybridrt.layers.mlp import MLP
 from tests.harness.random_weights import randomise
@@ -93,6 +94,18 @@ def test_rows_that_are_sorted_are_still_those_of_the_checkpoint(
     assert all(torch.equal(kept[name], loaded[name]) for name in loaded)
     rows = torch.arange(100, 140)
     assert torch.equal(before[:, fused.places_of(rows)], plain(x)[:, rows])
+
+
+@pytest.mark.parametrize("inputs", [48, 47])
+def test_a_packed_weight_can_be_read_again(inputs: int) -> None:
+    layer = Linear(inputs, 70).bfloat16()
+    randomise(layer)
+    weight = layer.weight.detach().clone()
+    layer.pack()
+    with as_loaded(layer):
+        (slot,) = parameter_slots(layer, [])
+    read = read_slot(slot)
+    assert read is not None and torch.equal(read, weight)
 
 
 @pytest.mark.parametrize("bias", [False, True])

@@ -1,4 +1,4 @@
-"""causal_attention in numba: of float32, and of bfloat16 if the processor multiplies its pairs."""
+"""causal_attention in numba: of float32, and of bfloat16 if the processor has AVX-512."""
 
 import numba
 import numpy as np
@@ -12,7 +12,7 @@ from hybridrt.kernels.cpu.attend_lanes import attend_lanes
 from hybridrt.kernels.cpu.bfloat16 import are_singles
 from hybridrt.kernels.cpu.pack_tokens import pack_tokens
 from hybridrt.kernels.cpu.packed_dot import OUTPUTS
-from hybridrt.kernels.cpu.pairs import MULTIPLIES_PAIRS
+from hybridrt.kernels.cpu.pairs import HAS_REGISTERS
 from hybridrt.kernels.cpu.tile_registers import multiplies_tiles
 from hybridrt.kernels.reference import softmax_attention as reference
 from hybridrt.kernels.reference.gather import EVERYTHING, Reach
@@ -145,9 +145,9 @@ def _of_pairs(
 
 
 def _are_pairs(*tensors: Tensor) -> bool:
-    """Whether these are pairs of bfloat16, those of a token side by side."""
+    """Whether our kernel takes these: pairs of bfloat16, those of a token side by side."""
     return (
-        MULTIPLIES_PAIRS
+        HAS_REGISTERS
         and all(tensor.dtype == torch.bfloat16 and tensor.stride(-1) == 1 for tensor in tensors)
         and tensors[0].shape[-1] % 2 == 0
     )

@@ -1,6 +1,6 @@
 """Registers of pairs of bfloat16: their products, and numbers rounded to them, for LLVM.
 
-Where the processor has AVX512-BF16 that is one instruction each.
+Where the processor has AVX512-BF16 that is one instruction each, elsewhere a few.
 """
 
 from typing import Any, no_type_check
@@ -9,9 +9,14 @@ from llvmlite import binding, ir
 from numba.core import types
 from numba.extending import intrinsic
 
-from hybridrt.kernels.cpu.vectors import FLOATS, INT32, LANES, all_lanes, call
+from hybridrt.kernels.cpu.vectors import FLOATS, INT32, LANES, all_lanes, call, narrow
 
-MULTIPLIES_PAIRS = bool(binding.get_host_cpu_features().get("avx512bf16"))
+_FEATURES = binding.get_host_cpu_features()
+
+HAS_REGISTERS = all(_FEATURES.get(f"avx512{part}") for part in ("f", "bw", "dq", "vl"))
+"""Whether a vector is one register, which is what kernels of pairs are written for: AVX-512."""
+
+MULTIPLIES_PAIRS = HAS_REGISTERS and bool(_FEATURES.get("avx512bf16"))
 """Whether the processor multiplies two registers of them, and adds both products of a pair."""
 
 BY_PAIRS = MULTIPLIES_PAIRS and binding.get_host_cpu_name().startswith("znver")
@@ -60,13 +65,16 @@ def as_singles(builder: Any, pairs: Any) -> tuple[Any, Any]:
 @intrinsic
 @no_type_check
 def store_pairs(typing_context, floats, to, place):
-    """Writes all lanes from `place` on as bfloat16. Only where the processor multiplies them."""
+    """Writes all lanes from `place` on as bfloat16."""
 
     def code(context, builder, signature, args):
-        of = ir.FunctionType(_HALVES, [_FLOATS])
-        narrow = builder.asm(of, "vcvtneps2bf16 $1, $0", "=v,v", [args[0]], False)
+        if MULTIPLIES_PAIRS:
+            of = ir.FunctionType(_HALVES, [_FLOATS])
+            halves = builder.asm(of, "vcvtneps2bf16 $1, $0", "=v,v", [args[0]], False)
+        else:
+            halves = narrow(builder, args[0], types.uint16)
         address = builder.bitcast(builder.gep(args[1], [args[2]]), _HALVES.as_pointer())
-        builder.store(narrow, address, align=2)
+        builder.store(halves, address, align=2)
         return context.get_dummy_value()
 
     return types.void(FLOATS, to, types.intp), code

@@ -84,7 +84,8 @@ def _widen(builder: Any, raw: Any, dtype: Any) -> Any:
     return builder.bitcast(upper, _FLOATS)
 
 
-def _narrow(builder: Any, floats: Any, dtype: Any) -> Any:
+def narrow(builder: Any, floats: Any, dtype: Any) -> Any:
+    """The vector as elements of that dtype, rounded to the nearest, of two to the even one."""
     if dtype == types.float32:
         return floats
     if dtype == types.int16:
@@ -154,7 +155,7 @@ def store(typing_context, floats, to, place):
     def code(context, builder, signature, args):
         raw, _, align = _stored(to)
         address = _address(builder, args[1], args[2], raw)
-        builder.store(_narrow(builder, args[0], to.dtype), address, align=align)
+        builder.store(narrow(builder, args[0], to.dtype), address, align=align)
         return context.get_dummy_value()
 
     return types.void(FLOATS, to, types.intp), code
@@ -168,8 +169,8 @@ def store_some(typing_context, floats, to, place, count):
     def code(context, builder, signature, args):
         raw, name, align = _stored(to)
         address = _address(builder, args[1], args[2], raw)
-        narrow, some = _narrow(builder, args[0], to.dtype), first_lanes(builder, args[3])
-        written = [narrow, address, ir.Constant(INT32, align), some]
+        numbers, some = narrow(builder, args[0], to.dtype), first_lanes(builder, args[3])
+        written = [numbers, address, ir.Constant(INT32, align), some]
         call(builder, f"llvm.masked.store.{name}.p0", ir.VoidType(), written)
         return context.get_dummy_value()
 
