@@ -79,7 +79,8 @@ def _plain_parts(module: nn.Module) -> dict[str, Tensor]:
 def read_slot(slot: Slot) -> Tensor | None:
     """What fills a place of a loaded model; None: it was quantised, or stands in several parts."""
     if slot.layout is None:
-        tensor: Tensor = _plain_parts(slot.module).get(slot.key, getattr(slot.module, slot.key))
+        plain = _plain_parts(slot.module)
+        tensor: Tensor = plain[slot.key] if slot.key in plain else getattr(slot.module, slot.key)
         return None if tensor.is_meta else tensor
     if any(not isinstance(part, BlockedMatrices) for part in slot.module.children()):
         return None

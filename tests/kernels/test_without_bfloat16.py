@@ -25,6 +25,7 @@ TESTS = (
 )
 """All is compiled anew: of attention and experts the products only, or it would take minutes."""
 
+
 @pytest.mark.skipif(not HAS_REGISTERS, reason="the processor has no AVX-512")
 def test_kernels_of_bfloat16_do_without_its_instructions(tmp_path: Path) -> None:
     # On disk numba tells processors apart by what they are, and not by what they are made to be.
