@@ -79,8 +79,8 @@ def _plain_parts(module: nn.Module) -> dict[str, Tensor]:
 def read_slot(slot: Slot) -> Tensor | None:
     """What fills a place of a loaded model; None: it was quantised, or stands in several parts."""
     if slot.layout is None:
-        plain = _plain_parts(slot.module)
-        tensor: Tensor = plain[slot.key] if slot.key in plain else getattr(slot.module, slot.key)
+        own: Tensor = getattr(slot.module, slot.key)
+        tensor = _plain_parts(slot.module).get(slot.key, own)
         return None if tensor.is_meta else tensor
     if any(not isinstance(part, BlockedMatrices) for part in slot.module.children()):
         return None

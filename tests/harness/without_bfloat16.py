@@ -1,7 +1,7 @@
 """A plugin of pytest: the processor has no instruction for bfloat16, as those before 2020.
 
-LLVM refuses such instructions then, even where they are asked for by name. It has to be loaded
-before numba is.
+LLVM makes no such instructions then, and refuses its functions for them. It has to be loaded before
+hybridrt's kernels are.
 """
 
 from typing import Any

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hybridrt.kernels.cpu.bfloat16 import halves, singles
-from hybridrt.kernels.cpu.pairs import HAS_REGISTERS, store_pairs
+from hybridrt.kernels.cpu.pairs import HAS_REGISTERS, MULTIPLIES_PAIRS, store_pairs
 from hybridrt.kernels.cpu.vectors import LANES, load, pointer
 
 _TIES = [1 + 2.0**-8, 1 + 3 * 2.0**-8, -1 - 2.0**-8, 1 + 2.0**-8 + 2.0**-20, 1 + 2.0**-8 - 2.0**-20]
@@ -30,6 +30,8 @@ def test_all_lanes_are_rounded_to_the_nearest_of_two_to_the_even_one() -> None:
     numbers = torch.cat([special, torch.randn(8 * LANES - len(special)).exp2()])
     found = torch.full((len(numbers),), 7.0, dtype=torch.bfloat16)
     _round(numbers.data_ptr(), found.data_ptr(), len(numbers))
+    (code,) = _round.inspect_asm().values()
+    assert ("vcvtneps2bf16" in code) == MULTIPLIES_PAIRS
     expected = numbers.bfloat16()
     assert torch.equal(found.isnan(), expected.isnan())
     kept = ~expected.isnan()
