@@ -29,7 +29,7 @@ from hybridrt.kernels.cpu.vectors import LANES, aligned, load, pointer, store, s
 AT_ONCE = 256  # tokens: what they have and their sums stay in the second cache
 AHEAD = 4096  # bytes, from beginning to read to using, where pairs are used once
 PAIRS = 64  # of a block at a time, where they are used again and again: 16 KiB
-FEW_PAIRS = 32  # where they are used twice, and waiting for memory is most of the time
+FEW_PAIRS = 32  # where they are used twice and wait for memory, or widened and take twice the room
 FEWEST_WIDENED = 1000 if BY_PAIRS else 3
 """Turns from which on a block's weights are widened once for all of them."""
 
@@ -119,9 +119,10 @@ def _dot_in_turns(room, block, vectors, vector_bytes, pairs, sums, tokens, follo
 
 @inner
 @no_type_check
-def _add_by_pairs(
+def _add_by_vectors(
     block, vectors, vector_bytes, pairs, sums, count, following
 ):  # fmt: skip  # pragma: no cover
+    """Adds products without AMX: of pairs, or of what they are widened to."""
     room = room_for_inputs()
     if count <= MOST_VECTORS:
         end = block + 4 * OUTPUTS * pairs
@@ -154,7 +155,7 @@ def add_products(
     else:
         if anew:
             singles(sums, count * OUTPUTS)[:] = 0
-        _add_by_pairs(block, vectors, vector_bytes, pairs, sums, count, following)
+        _add_by_vectors(block, vectors, vector_bytes, pairs, sums, count, following)
 
 
 @inner
@@ -207,7 +208,7 @@ def _multiply_blocks(
                 of_sums, some, following
             )  # fmt: skip
         else:
-            _add_by_pairs(block, vectors, 2 * inputs, inputs // 2, of_sums, some, following)
+            _add_by_vectors(block, vectors, 2 * inputs, inputs // 2, of_sums, some, following)
         for t in range(some):
             result = pointer(halves(out + 2 * ((part + t) * outputs + n * OUTPUTS), size))
             for r in range(0, size, LANES):

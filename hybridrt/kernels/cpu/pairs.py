@@ -20,8 +20,8 @@ MULTIPLIES_PAIRS = HAS_REGISTERS and bool(_FEATURES.get("avx512bf16"))
 """Whether the processor multiplies two registers of them, and adds both products of a pair."""
 
 BY_PAIRS = MULTIPLIES_PAIRS and binding.get_host_cpu_name().startswith("znver")
-"""Whether that is faster than to widen both numbers: AMD's processors take as long for two products
-as for one, Intel's twice as long as for two (0.5 a cycle; 2 of float32)."""
+"""Whether that is faster than to widen both numbers, as on AMD's processors. Intel's take twice as
+long for a pair as for two products of float32: 0.5 a cycle beside 2."""
 
 binding.initialize_native_asmparser()  # for the instruction that `store_pairs` names
 
