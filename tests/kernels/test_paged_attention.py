@@ -190,6 +190,16 @@ def test_every_geometry(attends: Backend, dtype: torch.dtype, sizes: Sizes) -> N
     _check(lengths, dtype, attends, sizes)
 
 
+@pytest.mark.parametrize("window", [None, Window(40)])
+@pytest.mark.parametrize("layout", ["HND", "NHD"])
+def test_many_decodes_of_many_key_heads(
+    attends: Backend, dtype: torch.dtype, layout: str, window: Window | None
+) -> None:
+    """So many that a CPU's threads take some key heads at once, of which the last are fewer."""
+    sizes = replace(PLAIN, heads=14, kv_heads=7, block_size=16, layout=layout, window=window)
+    _check(Ragged(((700, 1), *((13 * i + 1, 1) for i in range(9))), 10), dtype, attends, sizes)
+
+
 @pytest.mark.parametrize("lengths", EXTREMES, ids=str)
 def test_extreme_batches(attends: Backend, dtype: torch.dtype, lengths: Ragged) -> None:
     _check(lengths, dtype, attends)

@@ -41,7 +41,7 @@ from hybridrt.kernels.cpu.attend_tile import (
     weigh,
 )
 from hybridrt.kernels.cpu.bfloat16 import address_of, as_float, elements, integers, singles
-from hybridrt.kernels.cpu.jit import inner, sharing_kernel
+from hybridrt.kernels.cpu.jit import FIRST, inner, sharing_kernel
 from hybridrt.kernels.cpu.tile_registers import (
     OUTPUTS,
     ROWS,
@@ -86,38 +86,35 @@ def _take_queries(q, query, here, sizes, scale, queries, width):  # pragma: no c
 
 @no_type_check
 def attend_piece(
-    q, query, queries, here, width, k, more, v, places, count, sizes, scale, softcap, softmax,
-    v_width
+    q, query, queries, job, width, k, more, v, places, sizes, scale, softcap, softmax, v_width
 ):  # fmt: skip
-    """The queries of `here` heads and a piece: adds to `sums` and `totals`, and raises `tops`.
+    """A job's queries: adds to `sums` and `totals`, and raises `tops`.
 
-    `queries: float32[here, width]` is room for them. Compiled for each dtype of pages.
+    `queries: float32[job.heads, width]` is room for them. Compiled for each dtype of pages.
     """
 
 
 @overload(attend_piece)
 @no_type_check
 def _attend_piece(
-    q, query, queries, here, width, k, more, v, places, count, sizes, scale, softcap, softmax,
-    v_width
+    q, query, queries, job, width, k, more, v, places, sizes, scale, softcap, softmax, v_width
 ):  # fmt: skip  # pragma: no cover
     def by_pairs(
-        q, query, queries, here, width, k, more, v, places, count, sizes, scale, softcap, softmax,
-        v_width
+        q, query, queries, job, width, k, more, v, places, sizes, scale, softcap, softmax, v_width
     ):  # fmt: skip
-        split_queries(q, query, here, sizes, scale, queries, width)
+        split_queries(q, query, job.heads, sizes, scale, queries, width)
         attend_by_pairs(
-            queries, here, width, k, more, v, places, count, sizes, softcap, softmax, v_width
+            queries, job, width, k, more, v, places, sizes, softcap, softmax, v_width
         )  # fmt: skip
-        join_pairs(softmax.sums, here, v_width)
+        join_pairs(softmax.sums, job.heads, v_width)
 
     def one_by_one(
-        q, query, queries, here, width, k, more, v, places, count, sizes, scale, softcap, softmax,
-        v_width
+        q, query, queries, job, width, k, more, v, places, sizes, scale, softcap, softmax, v_width
     ):  # fmt: skip
-        _take_queries(q, query, here, sizes, scale, queries, width)
+        _take_queries(q, query, job.heads, sizes, scale, queries, width)
         _attend_singles(
-            queries, here, width, k, more, v, places, count, sizes, softcap, softmax, v_width
+            queries, job.heads, width, k, more, v, places, job.tokens, sizes, softcap, softmax,
+            v_width
         )  # fmt: skip
 
     return by_pairs if k.dtype == types.uint16 else one_by_one
@@ -142,7 +139,7 @@ def _attend_singles(
             q, here, width, tile, keys, of_k, sizes.k, others, of_more, sizes.more, weights, left,
             line
         )  # fmt: skip
-        weigh(weights, here, tile, softcap, tops, totals, kept)
+        weigh(weights, 0, here, tile, softcap, tops, totals, kept)
         left = 0 if sizes.values_are_keys else left
         add_values(
             weights, here, values, of_v, sizes.v, tile, kept, sums, v_width, left, line
@@ -174,11 +171,11 @@ def _write_heads(
 @no_type_check
 def _work(
     by_tiles, worker, workers, q, heads, k, more, v, table, table_stride, positions, sizes, scale,
-    softcap, sinks, pieces, jobs, apart_rows, apart, apart_tops, apart_totals, out
+    softcap, sinks, pieces, jobs, apart_rows, kv_heads, apart, apart_tops, apart_totals, out
 ):  # fmt: skip  # pragma: no cover
-    """Every job whose turn it is: a piece of a row and some query heads of a key head."""
-    plan, parts = Plan(pieces, jobs, apart_rows), parts_of(heads, sizes)
-    most = (heads // sizes.kv_heads + parts - 1) // parts
+    """Every job whose turn it is: a piece of a row, and some query heads."""
+    plan, parts = Plan(pieces, jobs, apart_rows, kv_heads), parts_of(heads, sizes)
+    most = (heads // sizes.kv_heads + parts - 1) // parts * kv_heads
     width, v_width = width_of(sizes.k) + width_of(sizes.more), width_of(sizes.v)
     # Of a head's sums so many are side by side.
     run, head_step = (v_width, v_width) if by_tiles is None else (OUTPUTS, OUTPUTS)
@@ -192,7 +189,7 @@ def _work(
     )  # fmt: skip
     places, coming = room_for_places(), room_for_places()
     line = 64 // k.itemsize
-    job = find_job(worker, 0, plan, heads, table, table_stride, positions, sizes, places)
+    job = find_job(worker, FIRST, plan, heads, table, table_stride, positions, sizes, places)
     for number in range(worker, plan.jobs[-1], workers):
         following = find_job(
             number + workers, job.row, plan, heads, table, table_stride, positions, sizes, coming
@@ -208,8 +205,8 @@ def _work(
             fetch(pointer(k), coming.k, 0, some, sizes.k, line)
             fetch(pointer(v), coming.v, 0, some, sizes.v, line)
             attend_piece(
-                q, query, queries, here, width, k, more, v, places, job.tokens, sizes, scale,
-                softcap, softmax, v_width
+                q, query, queries, job, width, k, more, v, places, sizes, scale, softcap, softmax,
+                v_width
             )  # fmt: skip
         else:
             pack_queries(
@@ -250,7 +247,9 @@ def attend(
     positions = integers(positions, rows)
     sinks = singles(sinks, heads if sinks != 0 else 0)
     out = elements(out, rows * heads * sizes.v, q_like)
-    pieces, jobs, apart_rows = plan_jobs(positions, rows, heads, sizes)
+    # Only pairs have several key heads in a job.
+    kv_heads = sizes.kv_heads if by_tiles is None and k.itemsize == 2 else 1
+    pieces, jobs, apart_rows, kv_heads = plan_jobs(positions, rows, heads, sizes, kv_heads, threads)
     joins = apart_rows[rows]
     apart = np.empty(joins * ((sizes.v + LANES - 1) // LANES * LANES), np.float32)
     tops, totals = np.empty(joins, np.float32), np.empty(joins, np.float32)
@@ -261,16 +260,17 @@ def attend(
     workers = min(threads, jobs[rows], 1 + products // SHARE)
     if workers == 1:
         _work(
-            by_tiles, 0, workers, q, heads, k, more, v, table, table_stride, positions, sizes,
-            scale, softcap, sinks, pieces, jobs, apart_rows, apart, tops, totals, out
+            by_tiles, FIRST, workers, q, heads, k, more, v, table, table_stride, positions, sizes,
+            scale, softcap, sinks, pieces, jobs, apart_rows, kv_heads, apart, tops, totals,
+            out
         )  # fmt: skip
-        join_rows(0, workers, heads, sizes.v, pieces, apart_rows, apart, tops, totals, out)
+        join_rows(FIRST, workers, heads, sizes.v, pieces, apart_rows, apart, tops, totals, out)
         return
     for worker in numba.prange(workers):
         _work(
             by_tiles, np.int64(worker), workers, q, heads, k, more, v, table, table_stride,
-            positions, sizes, scale, softcap, sinks, pieces, jobs, apart_rows, apart, tops, totals,
-            out
+            positions, sizes, scale, softcap, sinks, pieces, jobs, apart_rows, kv_heads, apart,
+            tops, totals, out
         )  # fmt: skip
     if joins > 0:
         for worker in numba.prange(workers):

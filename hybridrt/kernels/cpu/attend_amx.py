@@ -188,7 +188,7 @@ def attend_by_tiles(
             rest = queries + 4 * ROWS * ROWS * k_steps
             multiply_runs(tiles, False, runs, rest, more_steps, at_found)
         by_head(found, job.heads, tile, scale, scores)
-        weigh(scores, job.heads, tile, softcap, tops, totals, kept)
+        weigh(scores, 0, job.heads, tile, softcap, tops, totals, kept)
         for g in range(job.heads):
             for i in range(g * TILE, g * TILE + tile, LANES):
                 store_pairs(load(scores, i), weights, i)

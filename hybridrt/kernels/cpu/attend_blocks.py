@@ -12,7 +12,7 @@ import numpy as np
 
 from hybridrt.kernels.cpu.attend_tile import NOTHING, capped, first_seen
 from hybridrt.kernels.cpu.fast_exp import LOG2_E
-from hybridrt.kernels.cpu.jit import inner, inner_sums, sharing_kernel
+from hybridrt.kernels.cpu.jit import ALONE, FIRST, inner, inner_sums, sharing_kernel
 from hybridrt.kernels.cpu.packed_dot import OUTPUTS
 from hybridrt.kernels.cpu.packed_linear import add_products
 from hybridrt.kernels.cpu.pairs import store_pairs
@@ -211,7 +211,7 @@ def attend_blocks(
 ):  # fmt: skip  # pragma: no cover
     """A chunk's queries, at the address `q`, into `out`: uint16 `[queries, heads, v]`."""
     if workers == 1:
-        _work(0, 1, q, k_blocks, v_blocks, chunk, scale, softcap, sinks, out)
+        _work(FIRST, ALONE, q, k_blocks, v_blocks, chunk, scale, softcap, sinks, out)
         return
     for worker in numba.prange(workers):
         _work(np.int64(worker), workers, q, k_blocks, v_blocks, chunk, scale, softcap, sinks, out)

@@ -15,6 +15,7 @@ PIECE = 512  # tokens at most: to join a piece costs what a few tokens do
 MORE = 48  # places behind them, for those who take several tokens or begin to read later ones
 GRAIN = 16  # tokens: pieces begin with whole ones, as pages do
 HEADS = 16  # query heads at once: of more, threads can share a short sequence
+SHARES = 8  # jobs of a thread at least, if there are so many: then threads end together
 
 
 class Sizes(NamedTuple):
@@ -46,11 +47,15 @@ class Sizes(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Pieces of each row; and, counted over rows, jobs, and what pieces leave to be joined."""
+    """Pieces of each row; and, counted over rows, jobs, and what pieces leave to be joined.
+
+    A job has so many `kv_heads`, or fewer if it is a piece's last.
+    """
 
     pieces: np.ndarray
     jobs: np.ndarray
     apart: np.ndarray
+    kv_heads: int
 
 
 class Places(NamedTuple):
@@ -62,7 +67,7 @@ class Places(NamedTuple):
 
 
 class Job(NamedTuple):
-    """A piece of a row, and `heads` query heads of a key head from `head` on.
+    """A piece of a row, and `heads` query heads of some `kv_heads` from `head` on.
 
     The piece has so many `tokens`, from the `first` place of its row's pages on.
     """
@@ -71,6 +76,7 @@ class Job(NamedTuple):
     piece: int
     head: int
     heads: int
+    kv_heads: int
     first: int
     tokens: int
 
@@ -84,18 +90,35 @@ def parts_of(heads, sizes):  # pragma: no cover  (compiled, as all below)
 
 @inner
 @no_type_check
-def plan_jobs(positions, rows, heads, sizes):  # pragma: no cover
-    """Cuts the tokens that each row sees into pieces."""
-    jobs_a_piece = sizes.kv_heads * parts_of(heads, sizes)
-    longest = PIECE if jobs_a_piece > 1 else PIECE // 2  # there are two jobs soon
-    pieces = np.empty(rows, np.int64)
+def jobs_of(kv_heads, sizes):  # pragma: no cover
+    """Jobs of so many key heads that a piece is shared by."""
+    return (sizes.kv_heads + kv_heads - 1) // kv_heads
+
+
+@inner
+@no_type_check
+def plan_jobs(positions, rows, heads, sizes, most_kv_heads, threads):  # pragma: no cover
+    """Cuts the tokens that each row sees into pieces, and those into jobs.
+
+    A job has up to `most_kv_heads`, which lie one behind another in a page: memory is read in its
+    order. Heads are counted apart, so threads don't change a result.
+    """
+    parts = parts_of(heads, sizes)
+    # One piece of one head would leave other threads alone.
+    longest = PIECE if sizes.kv_heads * parts > 1 else PIECE // 2
+    pieces, all_pieces = np.empty(rows, np.int64), 0
     jobs, apart = np.zeros(rows + 1, np.int64), np.zeros(rows + 1, np.int64)
     for row in range(rows):
         seen = positions[row] + 1 - first_seen(positions[row], sizes.window, sizes.chunked)
         pieces[row] = (seen + longest - 1) // longest
-        jobs[row + 1] = jobs[row] + pieces[row] * jobs_a_piece
+        all_pieces += pieces[row]
+    kv_heads = most_kv_heads if parts == 1 else 1
+    while kv_heads > 1 and all_pieces * jobs_of(kv_heads, sizes) < SHARES * threads:
+        kv_heads = (kv_heads + 1) // 2
+    for row in range(rows):
+        jobs[row + 1] = jobs[row] + pieces[row] * jobs_of(kv_heads, sizes) * parts
         apart[row + 1] = apart[row] + (pieces[row] * heads if pieces[row] > 1 else 0)
-    return Plan(pieces, jobs, apart)
+    return Plan(pieces, jobs, apart, kv_heads)
 
 
 @inner
@@ -128,18 +151,24 @@ def find(table, place, count, block_size, block, start, token, places):  # pragm
 def find_job(
     number, row, plan, heads, table, table_stride, positions, sizes, places
 ):  # fmt: skip  # pragma: no cover
-    """The job of that number, not before `row`, and its `places`; behind the last one no tokens."""
+    """The job of that number, not before `row`, and its first head's `places`.
+
+    Behind the last one there are no tokens.
+    """
     if number >= plan.jobs[-1]:
-        return Job(row, np.int64(0), np.int64(0), np.int64(0), np.int64(0), np.int64(0))
+        none = np.int64(0)
+        return Job(row, none, none, none, none, none, none)
     while number >= plan.jobs[row + 1]:
         row += 1
     parts, group = parts_of(heads, sizes), heads // sizes.kv_heads
     most = (group + parts - 1) // parts
     # Heads of a piece by turns: their pages are neighbours.
-    piece, of_piece = divmod(number - plan.jobs[row], sizes.kv_heads * parts)
-    kv_head, part = divmod(of_piece, parts)
+    piece, of_piece = divmod(number - plan.jobs[row], jobs_of(plan.kv_heads, sizes) * parts)
+    run, part = divmod(of_piece, parts)
+    kv_head = run * plan.kv_heads
+    kv_heads = min(plan.kv_heads, sizes.kv_heads - kv_head)
     head = kv_head * group + part * most
-    here = min(most, (kv_head + 1) * group - head)
+    here = kv_heads * group if parts == 1 else min(most, (kv_head + 1) * group - head)
 
     seen = first_seen(positions[row], sizes.window, sizes.chunked)
     length = (positions[row] + plan.pieces[row] - seen) // plan.pieces[row]
@@ -152,4 +181,4 @@ def find_job(
     find(blocks, first, count, size, sizes.v_block, v_start, sizes.v_token, places.v)
     if sizes.more > 0:
         find(blocks, first, count, size, sizes.more_block, 0, sizes.more_token, places.more)
-    return Job(row, piece, head, here, first, count)
+    return Job(row, piece, head, here, kv_heads, first, count)

@@ -14,7 +14,7 @@ from hybridrt.kernels.cpu.attend_jobs import MORE, find
 from hybridrt.kernels.cpu.attend_tile import NOTHING, first_seen
 from hybridrt.kernels.cpu.bfloat16 import address_of, singles
 from hybridrt.kernels.cpu.fours import FOUR
-from hybridrt.kernels.cpu.jit import inner, sharing_kernel
+from hybridrt.kernels.cpu.jit import ALONE, FIRST, inner, sharing_kernel
 from hybridrt.kernels.cpu.lane_tile import add_values, cap, hide, score, weigh
 from hybridrt.kernels.cpu.vectors import aligned, pointer
 
@@ -108,8 +108,9 @@ def attend_lanes(
     workers = min(threads, jobs)
     if workers == 1:
         _work(
-            0, 1, q, k, more, v, table, position, queries, heads, sizes, scale, softcap, sinks, out
-        )
+            FIRST, ALONE, q, k, more, v, table, position, queries, heads, sizes, scale, softcap,
+            sinks, out
+        )  # fmt: skip
         return
     for worker in numba.prange(workers):
         _work(

@@ -2,7 +2,7 @@
 
 from typing import no_type_check
 
-from hybridrt.kernels.cpu.attend_tile import weigh
+from hybridrt.kernels.cpu.attend_tile import TILE, weigh
 from hybridrt.kernels.cpu.bfloat16 import as_float
 from hybridrt.kernels.cpu.jit import inner, inner_sums
 from hybridrt.kernels.cpu.pair_tile import (
@@ -20,9 +20,6 @@ STEP = 32
 
 TOGETHER = 8
 """Tokens whose keys all heads use one after the other."""
-
-AHEAD = 32
-"""Tokens, from beginning to read one to using it."""
 
 
 @inner
@@ -58,49 +55,70 @@ def split_queries(q, query, heads, sizes, scale, queries, width):  # pragma: no 
 @inner
 @no_type_check
 def attend_by_pairs(
-    queries, heads, width, k, more, v, places, count, sizes, softcap, softmax, v_width
+    queries, job, width, k, more, v, places, sizes, softcap, softmax, v_width
 ):  # fmt: skip  # pragma: no cover
-    """A piece's split queries: adds to `sums` and `totals`, and raises `tops`, of `softmax`.
+    """A job's split queries: adds to `sums` and `totals`, and raises `tops`, of `softmax`.
 
-    Its `sums: float32[heads, v_width]` are split, too.
+    Its `sums: float32[job.heads, v_width]` are split, too. Key heads take turns at a few tokens,
+    as these lie in pages.
     """
     # Arrays are counted wherever they are passed on; addresses are not.
-    at_q, at_k, at_more, at_v = (
-        queries.ctypes.data,
-        k.ctypes.data,
-        more.ctypes.data,
-        v.ctypes.data,
-    )
+    at_k, at_more, at_v = k.ctypes.data, more.ctypes.data, v.ctypes.data
+    k_head, v_head = 2 * sizes.k_head, 2 * sizes.v_head
+    group = job.heads // job.kv_heads
+    for begin in range(0, job.tokens, STEP):
+        tile = min(STEP, job.tokens - begin)
+        for head in range(job.kv_heads):
+            # What is used next is read: the next head's tokens, and behind the last one's the
+            # first one's next ones.
+            is_last = head + 1 == job.kv_heads
+            ahead, leap = (STEP, -head) if is_last else (0, 1)
+            _add_tile(
+                queries, head * group, group, width, at_k + k_head * head, at_more,
+                at_v + v_head * head, places, begin, tile, ahead, k_head * leap, v_head * leap,
+                sizes, softcap, softmax, v_width
+            )  # fmt: skip
+
+
+@inner
+@no_type_check
+def _add_tile(
+    queries, head, heads, width, at_k, at_more, at_v, places, begin, tile, ahead, k_leap, v_leap,
+    sizes, softcap, softmax, v_width
+):  # fmt: skip  # pragma: no cover
+    """Some query heads from `head` on, and the tokens of a tile of their key head."""
+    at_q, sums = queries.ctypes.data + 4 * width * head, softmax.sums.ctypes.data
     of_k, of_more, of_v = places.k.ctypes.data, places.more.ctypes.data, places.v.ctypes.data
     scores, at_scores = pointer(softmax.scores), softmax.scores.ctypes.data
     tops, totals, kept = pointer(softmax.tops), pointer(softmax.totals), pointer(softmax.kept)
-    at_kept, sums = softmax.kept.ctypes.data, softmax.sums.ctypes.data
-    row = 4 * len(softmax.scores) // len(softmax.tops)
+    at_kept = softmax.kept.ctypes.data
     groups = (heads + MOST_HEADS - 1) // MOST_HEADS
-    ahead = 0 if sizes.values_are_keys else AHEAD
-    for begin in range(0, count, STEP):
-        tile = min(STEP, count - begin)
-        # All heads use some keys, and some lines of values, while the nearest cache has them.
-        for near in range(begin, begin + tile, TOGETHER):
-            for group in range(groups):
-                first, stop = heads * group // groups, heads * (group + 1) // groups
-                for t in range(near, min(near + TOGETHER, begin + tile), TOKENS[stop - first - 1]):
-                    score(
-                        stop - first, at_q + 4 * width * first, 4 * width, at_k, of_k + 8 * t,
-                        sizes.k, at_more, of_more + 8 * t, sizes.more, AHEAD if group == 0 else 0,
-                        at_scores + row * first + 4 * (t - begin)
-                    )  # fmt: skip
-        weigh(scores, heads, tile, softcap, tops, totals, kept)
-        for d in range(0, sizes.v, 2 * PAIRS):
-            some = min(2 * PAIRS, sizes.v - d)
-            lines = (some + PAIRS - 1) // PAIRS
-            for group in range(groups):
-                first, stop = heads * group // groups, heads * (group + 1) // groups
-                add_values(
-                    stop - first, lines, some - (lines - 1) * PAIRS, at_scores + row * first,
-                    at_kept + 4 * first, at_v + 2 * d, of_v + 8 * begin, tile,
-                    ahead if group == 0 else 0, sums + 4 * (first * v_width + d), 4 * v_width
+    # All heads use some keys, and some lines of values, while the nearest cache has them.
+    together = TOGETHER if groups > 1 else STEP
+    for near in range(begin, begin + tile, together):
+        for group in range(groups):
+            first, stop = heads * group // groups, heads * (group + 1) // groups
+            for t in range(near, min(near + together, begin + tile), TOKENS[stop - first - 1]):
+                score(
+                    stop - first, at_q + 4 * width * first, 4 * width, at_k, of_k + 8 * t, sizes.k,
+                    at_more, of_more + 8 * t, sizes.more, ahead if group == 0 else 0,
+                    k_leap if group == 0 else 0, at_scores + 4 * (TILE * first + t - begin)
                 )  # fmt: skip
+    weigh(scores, head, heads, tile, softcap, tops, totals, kept)
+    if sizes.values_are_keys:
+        ahead, v_leap = 0, 0
+    d = 0
+    while d < sizes.v:
+        some = 2 * PAIRS if d + 2 * PAIRS <= sizes.v else min(PAIRS, sizes.v - d)
+        for group in range(groups):
+            first, stop = heads * group // groups, heads * (group + 1) // groups
+            add_values(
+                stop - first, some, at_scores + 4 * TILE * first,
+                at_kept + 4 * first, at_v + 2 * d, of_v + 8 * begin, tile,
+                ahead if group == 0 else 0, v_leap if group == 0 else 0,
+                sums + 4 * ((head + first) * v_width + d), 4 * v_width
+            )  # fmt: skip
+        d += some
 
 
 @inner

@@ -176,8 +176,11 @@ def score(
 
 @inner_sums
 @no_type_check
-def weigh(scores, heads, count, softcap, tops, totals, kept):  # pragma: no cover
-    """Turns scores into weights, and says what part is kept of the sums before."""
+def weigh(scores, first_head, heads, count, softcap, tops, totals, kept):  # pragma: no cover
+    """Turns scores into weights, and says what part is kept of the sums before.
+
+    Only `tops` and `totals` have heads before the `first_head`.
+    """
     padded = (count + LANES - 1) // LANES * LANES
     for g in range(heads):
         first, stop = g * TILE, g * TILE + padded
@@ -189,15 +192,16 @@ def weigh(scores, heads, count, softcap, tops, totals, kept):  # pragma: no cove
         high = load(scores, first)
         for t in range(first + LANES, stop, LANES):
             high = larger(load(scores, t), high)
-        top = max(tops[g], largest_lane(high))
+        head = first_head + g
+        top = max(tops[head], largest_lane(high))
         tops_vector, total = splat(top), splat(np.float32(0))
         for t in range(first, stop, LANES):
             weights = exp(sub(load(scores, t), tops_vector))
             total = add(total, weights)
             store(weights, scores, t)
-        kept[g] = fast_exp(tops[g] - top)
-        totals[g] = totals[g] * kept[g] + sum_of_lanes(total)
-        tops[g] = top
+        kept[g] = fast_exp(tops[head] - top)
+        totals[head] = totals[head] * kept[g] + sum_of_lanes(total)
+        tops[head] = top
 
 
 @inner

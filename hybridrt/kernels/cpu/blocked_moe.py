@@ -17,7 +17,7 @@ from hybridrt.kernels.blocked_matrices import BlockedMatrices
 from hybridrt.kernels.cpu.bfloat16 import halves, narrow, singles
 from hybridrt.kernels.cpu.expert_gates import SQUARED_RELU, Gate, apply_gate
 from hybridrt.kernels.cpu.expert_products import begins_of, blocks_of, make_room, multiply_block
-from hybridrt.kernels.cpu.jit import inner, sharing_kernel
+from hybridrt.kernels.cpu.jit import ALONE, FIRST, inner, sharing_kernel
 from hybridrt.kernels.cpu.moe import SMALL, Sizes, by_expert
 from hybridrt.kernels.cpu.packed_dot import OUTPUTS
 from hybridrt.kernels.cpu.tile_registers import release_tiles, take_tiles
@@ -232,13 +232,13 @@ def _run(
         return False
     active = np.flatnonzero(starts[1:] > starts[:-1])
     if threads == 1 or count * sizes.hidden < MUCH:
-        _gather(0, 1, x, order, sizes, given)
+        _gather(FIRST, ALONE, x, order, sizes, given)
     else:
         for worker in numba.prange(threads):
             _gather(np.int64(worker), threads, x, order, sizes, given)
     begins = begins_of(first, given, sizes.hidden, count)
     if threads == 1:
-        _first(0, 1, given, begins, first, gate, starts, active, sizes, values)
+        _first(FIRST, ALONE, given, begins, first, gate, starts, active, sizes, values)
     else:
         for worker in numba.prange(threads):
             _first(
@@ -246,7 +246,7 @@ def _run(
             )
     begins = begins_of(second, values, sizes.inner, count)
     if threads == 1:
-        _second(0, 1, values, begins, second, weights, order, starts, active, sizes, out)
+        _second(FIRST, ALONE, values, begins, second, weights, order, starts, active, sizes, out)
     else:
         for worker in numba.prange(threads):
             _second(

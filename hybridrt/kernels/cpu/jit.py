@@ -15,6 +15,7 @@ from functools import partial, update_wrapper
 from typing import Any
 
 import numba
+import numpy as np
 
 from hybridrt.kernels.tape import recording
 
@@ -25,6 +26,10 @@ _OPTIONS: dict[str, Any] = {
 
 FEW = 2**15
 """Elements up to which waking other threads would cost more than they save."""
+
+FIRST, ALONE = np.int64(0), np.int64(1)
+"""A worker, and how many there are, where nothing is shared out. For literals, numba would compile
+a function with all that it calls once more."""
 
 Function = Callable[..., Any]
 Decorator = Callable[[Function], Function]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hybridrt.kernels.cpu.attend_tile import TILE, add_values, score
 from hybridrt.kernels.cpu.bfloat16 import elements, of_dtype, singles
-from hybridrt.kernels.cpu.jit import inner, sharing_kernel
+from hybridrt.kernels.cpu.jit import ALONE, FIRST, inner, sharing_kernel
 from hybridrt.kernels.cpu.vectors import LANES, aligned, load, pointer, store, store_some
 
 ROWS = 16  # at once: their sums stay in the nearest caches
@@ -98,7 +98,7 @@ def _absorb(
     q, w = singles(q, rows * heads * dim).reshape((rows, heads, dim)), elements(w, 1, like)
     out = singles(out, rows * heads * latent_dim).reshape((rows, heads, latent_dim))
     if threads == 1:
-        _absorb_heads(0, 1, q, w, head_stride, row_stride, rank, out)
+        _absorb_heads(FIRST, ALONE, q, w, head_stride, row_stride, rank, out)
         return
     for worker in numba.prange(threads):
         _absorb_heads(np.int64(worker), threads, q, w, head_stride, row_stride, rank, out)
@@ -156,7 +156,7 @@ def _expand(
     latent = singles(latent, rows * heads * rank).reshape((rows, heads, rank))
     w, out = elements(w, 1, like), elements(out, 1, out_like)
     if threads == 1:
-        _expand_heads(0, 1, latent, w, head_stride, row_stride, v_dim, out)
+        _expand_heads(FIRST, ALONE, latent, w, head_stride, row_stride, v_dim, out)
         return
     for worker in numba.prange(threads):
         _expand_heads(np.int64(worker), threads, latent, w, head_stride, row_stride, v_dim, out)

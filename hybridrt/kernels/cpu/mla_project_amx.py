@@ -17,7 +17,7 @@ from hybridrt.kernels.cpu.attend_amx import (
 )
 from hybridrt.kernels.cpu.attend_tile import TILE
 from hybridrt.kernels.cpu.bfloat16 import halves
-from hybridrt.kernels.cpu.jit import inner, sharing_kernel
+from hybridrt.kernels.cpu.jit import ALONE, FIRST, inner, sharing_kernel
 from hybridrt.kernels.cpu.mla_project import SMALL
 from hybridrt.kernels.cpu.pairs import store_pairs
 from hybridrt.kernels.cpu.tile_registers import OUTPUTS, ROWS, release_tiles, take_tiles
@@ -99,8 +99,9 @@ def _absorb(
 ):  # fmt: skip  # pragma: no cover
     if threads == 1:
         _absorb_heads(
-            0, 1, q, q_row, q_head, rows, heads, dim, w, w_head, w_row, rank, out, latent_dim
-        )
+            FIRST, ALONE, q, q_row, q_head, rows, heads, dim, w, w_head, w_row, rank, out,
+            latent_dim
+        )  # fmt: skip
         return
     for worker in numba.prange(threads):
         _absorb_heads(
@@ -143,7 +144,7 @@ def _expand(
     latent, rows, heads, rank, w, w_head, w_row, out, v_dim, threads
 ):  # fmt: skip  # pragma: no cover
     if threads == 1:
-        _expand_heads(0, 1, latent, rows, heads, rank, w, w_head, w_row, out, v_dim)
+        _expand_heads(FIRST, ALONE, latent, rows, heads, rank, w, w_head, w_row, out, v_dim)
         return
     for worker in numba.prange(threads):
         _expand_heads(

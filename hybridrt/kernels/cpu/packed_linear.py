@@ -12,7 +12,7 @@ from jaxtyping import BFloat16
 from torch import Tensor
 
 from hybridrt.kernels.cpu.bfloat16 import halves, singles, widen
-from hybridrt.kernels.cpu.jit import inner, kernel, parallel_kernel
+from hybridrt.kernels.cpu.jit import ALONE, FIRST, inner, kernel, parallel_kernel
 from hybridrt.kernels.cpu.packed_dot import (
     LINE,
     MOST_VECTORS,
@@ -226,7 +226,7 @@ def _multiply_small(
     tiles, x, weight, width, block_bytes, bias, out, tokens, outputs, inputs
 ):  # fmt: skip  # pragma: no cover
     _multiply_blocks(
-        0, 1, tiles, x, weight, width, block_bytes, bias, out, tokens, outputs, inputs
+        FIRST, ALONE, tiles, x, weight, width, block_bytes, bias, out, tokens, outputs, inputs
     )  # fmt: skip
 
 

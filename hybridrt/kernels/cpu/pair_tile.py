@@ -44,13 +44,14 @@ _ORDER = ir.Constant(_HALVES, list(range(PAIRS)))
 @intrinsic
 @no_type_check
 def score(
-    context, heads, q, q_bytes, keys, places, size, more, more_places, more_size, ahead, scores
-):
+    context, heads, q, q_bytes, keys, places, size, more, more_places, more_size, ahead, leap,
+    scores
+):  # fmt: skip
     """Writes the scores of `TOKENS[heads - 1]` tokens, a row of `TILE` for each head.
 
     All are addresses or numbers: of queries, `q_bytes` apart, of pages and of `int64`, where in
     them each token's keys of `size` numbers begin, and of the keys' other part. It begins to read
-    keys of the tokens `ahead` places later.
+    keys of the tokens `ahead` places later, `leap` bytes behind where those begin.
     """
 
     def code(context, builder, signature, args):
@@ -60,35 +61,36 @@ def score(
                 _Tile(builder, count).score(*rest)
         return context.get_dummy_value()
 
-    return types.none(*[types.int64] * 11), code
+    return types.none(*[types.int64] * 12), code
 
 
 @intrinsic
 @no_type_check
 def add_values(
-    context, heads, lines, numbers, weights, kept, values, places, count, ahead, sums, sum_bytes
-):
-    """`sums = kept * sums + weights * values` of `count` tokens, for 1 or 2 `lines` of values.
+    context, heads, numbers, weights, kept, values, places, count, ahead, leap, sums,
+    sum_bytes
+):  # fmt: skip
+    """`sums = kept * sums + weights * values` of `count` tokens, for two lines of values or one.
 
     All are addresses or numbers: of rows of `TILE` weights, of a float32 for each head, of the
     first line of values where pages begin, of `int64`, where in those a token is, and of sums,
-    `sum_bytes` from head to head. The last line has `numbers` in it.
+    `sum_bytes` from head to head. It is two whole lines, or one with `numbers` in it; values of the
+    tokens `ahead` places later, `leap` bytes behind where they begin, begin to be read.
     """
 
     def code(context, builder, signature, args):
-        heads, lines, numbers, *rest = args
-        whole = builder.icmp_signed("==", numbers, _LONG(PAIRS))
+        heads, numbers, *rest = args
+        is_one = builder.icmp_signed("<=", numbers, _LONG(PAIRS))
         for count in range(1, MOST_HEADS + 1):
-            is_count = builder.icmp_signed("==", heads, _LONG(count))
-            for most in (1, 2):
-                is_most = builder.and_(is_count, builder.icmp_signed("==", lines, _LONG(most)))
-                with builder.if_then(builder.and_(is_most, whole)):
-                    _Tile(builder, count).add_values(most, None, *rest)
-                with builder.if_then(builder.and_(is_most, builder.not_(whole))):
-                    _Tile(builder, count).add_values(most, numbers, *rest)
+            tile, is_count = _Tile(builder, count), builder.icmp_signed("==", heads, _LONG(count))
+            with builder.if_then(is_count), builder.if_else(is_one) as (one, two):
+                with one:
+                    tile.add_values(1, numbers, *rest)
+                with two:
+                    tile.add_values(2, None, *rest)
         return context.get_dummy_value()
 
-    return types.none(*[types.int64] * 11), code
+    return types.none(*[types.int64] * 12), code
 
 
 @intrinsic
@@ -120,14 +122,16 @@ class _Tile:
     def __init__(self, builder, heads):
         self.builder, self.heads = builder, range(heads)
 
-    def score(self, q, q_bytes, keys, places, size, more, more_places, more_size, ahead, scores):
+    def score(
+        self, q, q_bytes, keys, places, size, more, more_places, more_size, ahead, leap, scores
+    ):  # fmt: skip
         b, tokens = self.builder, range(TOKENS[len(self.heads) - 1])
         totals = {(g, t): self._variable() for g in self.heads for t in tokens}
         queries = [b.add(q, b.mul(q_bytes, _LONG(g))) for g in self.heads]
-        self._add_keys(totals, queries, keys, places, size, ahead)
+        self._add_keys(totals, queries, keys, places, size, ahead, leap)
         lines = b.udiv(b.add(size, _LONG(PAIRS - 1)), _LONG(PAIRS))
         queries = [b.add(query, b.mul(lines, _LONG(4 * PAIRS))) for query in queries]
-        self._add_keys(totals, queries, more, more_places, more_size, ahead)
+        self._add_keys(totals, queries, more, more_places, more_size, ahead, _LONG(0))
         found, count = [b.load(total) for total in totals.values()], len(tokens)
         for first in range(0, len(found), LANES):
             some = found[first : first + LANES]
@@ -139,8 +143,8 @@ class _Tile:
                 b.store(row, place, align=4)
 
     def add_values(
-        self, lines, numbers, weights, kept, values, places, count, ahead, sums, sum_bytes
-    ):
+        self, lines, numbers, weights, kept, values, places, count, ahead, leap, sums, sum_bytes
+    ):  # fmt: skip
         b, lines = self.builder, range(lines)
         totals = {
             (g, line): (self._variable(), self._variable()) for g in self.heads for line in lines
@@ -163,12 +167,11 @@ class _Tile:
                 b.store(b.fmul(b.load(place, align=4), share), half)
         with for_range(b, count) as loop:
             value = self._place(values, places, loop.index)
-            coming = self._place(values, places, b.add(loop.index, ahead))
+            coming = self._place(b.add(values, leap), places, b.add(loop.index, ahead))
             loaded = []
             for line in lines:
                 begin_to_read(b, b.add(coming, _LONG(LINE * line)), 2)
-                some = numbers if line == lines[-1] else None
-                loaded.append(as_singles(b, self._line(b.add(value, _LONG(LINE * line)), some)))
+                loaded.append(as_singles(b, self._line(b.add(value, _LONG(LINE * line)), numbers)))
             for g in self.heads:
                 at = b.add(b.mul(loop.index, _LONG(4)), _LONG(4 * TILE * g))
                 weight = in_each_lane(b, b.load(_at(b, b.add(weights, at), 0, _FLOAT)))
@@ -179,21 +182,22 @@ class _Tile:
             for into, half in zip(to[place], total, strict=True):
                 b.store(b.load(half), into, align=4)
 
-    def _add_keys(self, totals, queries, keys, places, size, ahead):
+    def _add_keys(self, totals, queries, keys, places, size, *coming):
         b = self.builder
         whole = b.udiv(size, _LONG(PAIRS))
         with for_range(b, whole) as loop:
-            self._add_line(totals, queries, keys, places, loop.index, None, ahead)
+            self._add_line(totals, queries, keys, places, loop.index, None, *coming)
         rest = b.sub(size, b.mul(whole, _LONG(PAIRS)))
         with b.if_then(b.icmp_signed(">", rest, _LONG(0)), likely=False):
-            self._add_line(totals, queries, keys, places, whole, rest, ahead)
+            self._add_line(totals, queries, keys, places, whole, rest, *coming)
 
-    def _add_line(self, totals, queries, keys, places, line, numbers, ahead):
+    def _add_line(self, totals, queries, keys, places, line, numbers, ahead, leap):
         b = self.builder
         keys = b.add(keys, b.mul(line, _LONG(LINE)))
+        later = b.add(keys, leap)
         loaded = {}
         for t in sorted({t for _, t in totals}):
-            begin_to_read(b, self._place(keys, places, b.add(ahead, _LONG(t))), 2)
+            begin_to_read(b, self._place(later, places, b.add(ahead, _LONG(t))), 2)
             loaded[t] = as_singles(b, self._line(self._place(keys, places, _LONG(t)), numbers))
         for half in range(2):
             for g, query in enumerate(queries):
