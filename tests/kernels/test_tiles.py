@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from hybridrt.kernels.cpu.jit import calls, kernel
 from hybridrt.kernels.cpu.one_vector import STEP, multiply_one
 from hybridrt.kernels.cpu.packed_dot import OUTPUTS
 from hybridrt.kernels.cpu.packed_linear import add_products
@@ -33,7 +34,8 @@ def run_tiles(*args: int) -> None:
     release_tiles(tiles)
 
 
-@numba.njit
+@kernel
+@calls(add_products)
 def run_either(are_there: bool, *args: int) -> None:
     tiles = take_tiles(are_there)
     add_products(tiles, *args)

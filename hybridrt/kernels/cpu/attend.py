@@ -25,8 +25,10 @@ from hybridrt.kernels.cpu.attend_jobs import (
 )
 from hybridrt.kernels.cpu.attend_join import join_rows, write
 from hybridrt.kernels.cpu.attend_pairs import (
+    add_tile,
     attend_by_pairs,
     join_pairs,
+    score_tile,
     split_queries,
     width_of,
 )
@@ -41,7 +43,7 @@ from hybridrt.kernels.cpu.attend_tile import (
     weigh,
 )
 from hybridrt.kernels.cpu.bfloat16 import address_of, as_float, elements, integers, singles
-from hybridrt.kernels.cpu.jit import FIRST, inner, sharing_kernel
+from hybridrt.kernels.cpu.jit import FIRST, calls, inner, sharing_kernel
 from hybridrt.kernels.cpu.tile_registers import (
     OUTPUTS,
     ROWS,
@@ -225,6 +227,7 @@ def _work(
 
 
 @sharing_kernel
+@calls(score_tile, add_tile)
 @no_type_check
 def attend(
     by_tiles, q_like, q, like, k, more, v, table, table_stride, positions, rows, heads, sizes,

@@ -12,7 +12,7 @@ import numpy as np
 
 from hybridrt.kernels.cpu.attend_tile import NOTHING, capped, first_seen
 from hybridrt.kernels.cpu.fast_exp import LOG2_E
-from hybridrt.kernels.cpu.jit import ALONE, FIRST, inner, inner_sums, sharing_kernel
+from hybridrt.kernels.cpu.jit import ALONE, FIRST, calls, inner, inner_sums, sharing_kernel
 from hybridrt.kernels.cpu.packed_dot import OUTPUTS
 from hybridrt.kernels.cpu.packed_linear import add_products
 from hybridrt.kernels.cpu.pairs import store_pairs
@@ -143,7 +143,7 @@ def _attend(
         values = v_blocks[block - chunk.first_block]
         step = 2 * chunk.q_token
         add_products(
-            tiles, True, keys.ctypes.data, query + begin * step, step, chunk.k // 2,
+            tiles, 1, keys.ctypes.data, query + begin * step, step, chunk.k // 2,
             scores.ctypes.data, some, keys.ctypes.data + keys.nbytes
         )  # fmt: skip
         if softcap > 0:
@@ -165,7 +165,7 @@ def _attend(
                         store(mul(load(of_sums, d), share), of_sums, d)
             of_part = values.ctypes.data + 2 * OUTPUTS * OUTPUTS * part
             add_products(
-                tiles, False, of_part, weights.ctypes.data, 2 * OUTPUTS, OUTPUTS // 2,
+                tiles, 0, of_part, weights.ctypes.data, 2 * OUTPUTS, OUTPUTS // 2,
                 sums.ctypes.data + 4 * at, some, of_part + 2 * OUTPUTS * OUTPUTS
             )  # fmt: skip
 
@@ -205,6 +205,7 @@ def _work(
 
 
 @sharing_kernel
+@calls(add_products)
 @no_type_check
 def attend_blocks(
     q, k_blocks, v_blocks, chunk, scale, softcap, sinks, out, workers

@@ -4,7 +4,7 @@ from typing import no_type_check
 
 from hybridrt.kernels.cpu.attend_tile import TILE, weigh
 from hybridrt.kernels.cpu.bfloat16 import as_float
-from hybridrt.kernels.cpu.jit import inner, inner_sums
+from hybridrt.kernels.cpu.jit import apart, inner, inner_sums
 from hybridrt.kernels.cpu.pair_tile import (
     MOST_HEADS,
     PAIRS,
@@ -52,6 +52,45 @@ def split_queries(q, query, heads, sizes, scale, queries, width):  # pragma: no 
         _split(q, begin + sizes.k, sizes.more, scale, queries, g * width + width_of(sizes.k))
 
 
+@apart
+@no_type_check
+def score_tile(
+    heads, q, q_bytes, keys, places, size, more, more_places, more_size, tokens, ahead, leap, scores
+):  # fmt: skip  # pragma: no cover
+    """Writes scores of some query heads of a key head; as `score` does, of up to `STEP` tokens."""
+    groups = (heads + MOST_HEADS - 1) // MOST_HEADS
+    # All heads use some keys while the nearest cache has them.
+    together = TOGETHER if groups > 1 else STEP
+    for near in range(0, tokens, together):
+        for group in range(groups):
+            first, stop = heads * group // groups, heads * (group + 1) // groups
+            for t in range(near, min(near + together, tokens), TOKENS[stop - first - 1]):
+                score(
+                    stop - first, q + q_bytes * first, q_bytes, keys, places + 8 * t, size, more,
+                    more_places + 8 * t, more_size, ahead if group == 0 else 0,
+                    leap if group == 0 else 0, scores + 4 * (TILE * first + t)
+                )  # fmt: skip
+
+
+@apart
+@no_type_check
+def add_tile(
+    heads, size, weights, kept, values, places, tokens, ahead, leap, sums, sum_bytes
+):  # fmt: skip  # pragma: no cover
+    """Adds weighted values of a tile of tokens, as `add_values` does, of `size` numbers."""
+    groups, d = (heads + MOST_HEADS - 1) // MOST_HEADS, 0
+    while d < size:
+        numbers = 2 * PAIRS if d + 2 * PAIRS <= size else min(PAIRS, size - d)
+        for group in range(groups):
+            first, stop = heads * group // groups, heads * (group + 1) // groups
+            add_values(
+                stop - first, numbers, weights + 4 * TILE * first, kept + 4 * first, values + 2 * d,
+                places, tokens, ahead if group == 0 else 0, leap if group == 0 else 0,
+                sums + sum_bytes * first + 4 * d, sum_bytes
+            )  # fmt: skip
+        d += numbers
+
+
 @inner
 @no_type_check
 def attend_by_pairs(
@@ -64,61 +103,30 @@ def attend_by_pairs(
     """
     # Arrays are counted wherever they are passed on; addresses are not.
     at_k, at_more, at_v = k.ctypes.data, more.ctypes.data, v.ctypes.data
-    k_head, v_head = 2 * sizes.k_head, 2 * sizes.v_head
-    group = job.heads // job.kv_heads
-    for begin in range(0, job.tokens, STEP):
-        tile = min(STEP, job.tokens - begin)
-        for head in range(job.kv_heads):
-            # What is used next is read: the next head's tokens, and behind the last one's the
-            # first one's next ones.
-            is_last = head + 1 == job.kv_heads
-            ahead, leap = (STEP, -head) if is_last else (0, 1)
-            _add_tile(
-                queries, head * group, group, width, at_k + k_head * head, at_more,
-                at_v + v_head * head, places, begin, tile, ahead, k_head * leap, v_head * leap,
-                sizes, softcap, softmax, v_width
-            )  # fmt: skip
-
-
-@inner
-@no_type_check
-def _add_tile(
-    queries, head, heads, width, at_k, at_more, at_v, places, begin, tile, ahead, k_leap, v_leap,
-    sizes, softcap, softmax, v_width
-):  # fmt: skip  # pragma: no cover
-    """Some query heads from `head` on, and the tokens of a tile of their key head."""
-    at_q, sums = queries.ctypes.data + 4 * width * head, softmax.sums.ctypes.data
     of_k, of_more, of_v = places.k.ctypes.data, places.more.ctypes.data, places.v.ctypes.data
+    q, sums = queries.ctypes.data, softmax.sums.ctypes.data
     scores, at_scores = pointer(softmax.scores), softmax.scores.ctypes.data
     tops, totals, kept = pointer(softmax.tops), pointer(softmax.totals), pointer(softmax.kept)
-    at_kept = softmax.kept.ctypes.data
-    groups = (heads + MOST_HEADS - 1) // MOST_HEADS
-    # All heads use some keys, and some lines of values, while the nearest cache has them.
-    together = TOGETHER if groups > 1 else STEP
-    for near in range(begin, begin + tile, together):
-        for group in range(groups):
-            first, stop = heads * group // groups, heads * (group + 1) // groups
-            for t in range(near, min(near + together, begin + tile), TOKENS[stop - first - 1]):
-                score(
-                    stop - first, at_q + 4 * width * first, 4 * width, at_k, of_k + 8 * t, sizes.k,
-                    at_more, of_more + 8 * t, sizes.more, ahead if group == 0 else 0,
-                    k_leap if group == 0 else 0, at_scores + 4 * (TILE * first + t - begin)
-                )  # fmt: skip
-    weigh(scores, head, heads, tile, softcap, tops, totals, kept)
-    if sizes.values_are_keys:
-        ahead, v_leap = 0, 0
-    d = 0
-    while d < sizes.v:
-        some = 2 * PAIRS if d + 2 * PAIRS <= sizes.v else min(PAIRS, sizes.v - d)
-        for group in range(groups):
-            first, stop = heads * group // groups, heads * (group + 1) // groups
-            add_values(
-                stop - first, some, at_scores + 4 * TILE * first,
-                at_kept + 4 * first, at_v + 2 * d, of_v + 8 * begin, tile,
-                ahead if group == 0 else 0, v_leap if group == 0 else 0,
-                sums + 4 * ((head + first) * v_width + d), 4 * v_width
+    at_kept, group = softmax.kept.ctypes.data, job.heads // job.kv_heads
+    for begin in range(0, job.tokens, STEP):
+        tile = min(STEP, job.tokens - begin)
+        for n in range(job.kv_heads):
+            # Meanwhile what is used next is read: the next head's tokens, and behind the last
+            # one's the first one's next ones.
+            ahead, leap = (0, 2) if n + 1 < job.kv_heads else (STEP, -2 * n)
+            head = n * group
+            score_tile(
+                group, q + 4 * width * head, 4 * width, at_k + 2 * sizes.k_head * n,
+                of_k + 8 * begin, sizes.k, at_more, of_more + 8 * begin, sizes.more, tile, ahead,
+                leap * sizes.k_head, at_scores
             )  # fmt: skip
-        d += some
+            weigh(scores, head, group, tile, softcap, tops, totals, kept)
+            if sizes.values_are_keys:
+                ahead, leap = 0, 0
+            add_tile(
+                group, sizes.v, at_scores, at_kept, at_v + 2 * sizes.v_head * n, of_v + 8 * begin,
+                tile, ahead, leap * sizes.v_head, sums + 4 * v_width * head, 4 * v_width
+            )  # fmt: skip
 
 
 @inner

@@ -17,9 +17,11 @@ from hybridrt.kernels.blocked_matrices import BlockedMatrices
 from hybridrt.kernels.cpu.bfloat16 import halves, narrow, singles
 from hybridrt.kernels.cpu.expert_gates import SQUARED_RELU, Gate, apply_gate
 from hybridrt.kernels.cpu.expert_products import begins_of, blocks_of, make_room, multiply_block
-from hybridrt.kernels.cpu.jit import ALONE, FIRST, inner, sharing_kernel
+from hybridrt.kernels.cpu.jit import ALONE, FIRST, calls, inner, sharing_kernel
 from hybridrt.kernels.cpu.moe import SMALL, Sizes, by_expert
 from hybridrt.kernels.cpu.packed_dot import OUTPUTS
+from hybridrt.kernels.cpu.packed_linear import add_products
+from hybridrt.kernels.cpu.quantised_linear import add_quantised
 from hybridrt.kernels.cpu.tile_registers import release_tiles, take_tiles
 from hybridrt.kernels.cpu.vectors import aligned
 from hybridrt.kernels.quantised_linear import QuantisedMatrices
@@ -221,6 +223,7 @@ def _second(
 
 
 @sharing_kernel
+@calls(add_products, add_quantised)
 @no_type_check
 def _run(
     x, ids, weights, first, second, gate, sizes, given, values, out, threads

@@ -104,7 +104,7 @@ def _write_products(
         of_block, given = 2 * OUTPUTS * size, vectors + 2 * a * size
         block, then = blocks.values + of_block * number, blocks.values + of_block * following
         add_products(
-            tiles, True, block, given, 2 * size, size // 2, sums.ctypes.data, count, then
+            tiles, 1, block, given, 2 * size, size // 2, sums.ctypes.data, count, then
         )  # fmt: skip
 
     def quantised(tiles, blocks, number, vectors, begins, a, size, count, sums, room, following):
@@ -114,7 +114,7 @@ def _write_products(
         scales, begin = blocks.scales + 2 * OUTPUTS * groups * number, begins[a * groups :]
         sums[:count] = 0
         add_quantised(
-            tiles, blocks.bits, block, scales, room, given, begin.ctypes.data,
+            tiles, blocks.bits, block, scales, room.ctypes.data, given, begin.ctypes.data,
             sums.ctypes.data, count, size, groups, then
         )  # fmt: skip
 

@@ -11,11 +11,13 @@ own file changes. After a change of another file, remove the `*.nbi` in `__pycac
 """
 
 from collections.abc import Callable
-from functools import partial, update_wrapper
+from functools import cache, partial, update_wrapper
 from typing import Any
 
 import numba
 import numpy as np
+from llvmlite import binding
+from numba.core import types
 
 from hybridrt.kernels.tape import recording
 
@@ -35,17 +37,61 @@ Function = Callable[..., Any]
 Decorator = Callable[[Function], Function]
 
 
+_APART: dict[Any, Function] = {}
+
+
+def apart(function: Function) -> Callable[..., None]:
+    """Compiles a function of integers, which returns nothing, by itself: not with its callers.
+
+    For a large one that several kernels call, or one at several places, each of which would have
+    numba compile it again. They name it with `calls`.
+    """
+    name = f"{function.__module__}.{function.__name__}"
+    arguments = [types.int64] * function.__code__.co_argcount
+    symbol = types.ExternalFunction(name, types.void(*arguments))
+    _APART[symbol] = function
+    return symbol
+
+
+def calls(*parts: Function) -> Callable[[Function], Function]:
+    """Says which functions, compiled `apart`, are called below this one."""
+
+    def mark(function: Function) -> Function:
+        function.calls = parts  # pyright: ignore[reportFunctionMemberAccess]
+        return function
+
+    return mark
+
+
+def _parts_of(function: Function) -> tuple[Any, ...]:
+    return getattr(function, "calls", ())
+
+
+@cache
+def _load(part: Any) -> Any:
+    """Lets compiled code find a part; what is returned keeps it in memory."""
+    function = _APART[part]
+    for other in _parts_of(function):
+        _load(other)
+    compiled = numba.cfunc(part.sig, cache=True, error_model="numpy")(function)
+    binding.add_symbol(part.symbol, compiled.address)
+    return compiled
+
+
 class Kernel:
     """A compiled function for calls from Python, which a tape that is being recorded notes.
 
     One that can't do with the numbers it is given returns False.
     """
 
-    def __init__(self, compiled: Function) -> None:
+    def __init__(self, compiled: Any) -> None:
         self._compiled = compiled
+        self._parts = _parts_of(compiled.py_func)
         update_wrapper(self, compiled.py_func)  # pyright: ignore[reportFunctionMemberAccess]
 
     def __call__(self, *args: Any) -> Any:
+        for part in self._parts:
+            _load(part)
         tape = recording.tape
         if tape is not None:
             tape.add(self._compiled, args)

@@ -12,7 +12,15 @@ from jaxtyping import BFloat16
 from torch import Tensor
 
 from hybridrt.kernels.cpu.bfloat16 import halves, singles, widen
-from hybridrt.kernels.cpu.jit import ALONE, FIRST, inner, kernel, parallel_kernel
+from hybridrt.kernels.cpu.jit import (
+    ALONE,
+    FIRST,
+    apart,
+    calls,
+    inner,
+    kernel,
+    parallel_kernel,
+)
 from hybridrt.kernels.cpu.packed_dot import (
     LINE,
     MOST_VECTORS,
@@ -136,21 +144,21 @@ def _add_by_vectors(
         _dot_in_turns(room, block, vectors, vector_bytes, pairs, sums, count, following)
 
 
-@inner
+@apart
 @no_type_check
 def add_products(
     tiles, anew, block, vectors, vector_bytes, pairs, sums, count, following
 ):  # fmt: skip  # pragma: no cover
     """Adds products of a block with `count` vectors to `sums: float32[count, OUTPUTS]`.
 
-    By `tiles` that `take_tiles` gave, if any. `anew` writes sums, whatever stood there. All others
-    but `count` and `pairs`, of inputs, are addresses and bytes. `following` is the block that is
-    needed next.
+    By `tiles` that `take_tiles` gave, if any. `anew`, if not 0, writes sums, whatever stood there.
+    All others but `count` and `pairs`, of inputs, are addresses and bytes. `following` is the block
+    that is needed next.
     """
     if tiles != 0:
         add_by_tiles(
-            tiles, anew, block, 4 * OUTPUTS, 2 * OUTPUTS, vectors, vector_bytes, pairs, sums, count,
-            following
+            tiles, anew != 0, block, 4 * OUTPUTS, 2 * OUTPUTS, vectors, vector_bytes, pairs, sums,
+            count, following
         )  # fmt: skip
     else:
         if anew:
@@ -208,7 +216,9 @@ def _multiply_blocks(
                 of_sums, some, following
             )  # fmt: skip
         else:
-            _add_by_vectors(block, vectors, 2 * inputs, inputs // 2, of_sums, some, following)
+            add_products(
+                0, 0, block, vectors, 2 * inputs, inputs // 2, of_sums, some, following
+            )  # fmt: skip
         for t in range(some):
             result = pointer(halves(out + 2 * ((part + t) * outputs + n * OUTPUTS), size))
             for r in range(0, size, LANES):
@@ -221,6 +231,7 @@ def _multiply_blocks(
 
 
 @kernel
+@calls(add_products)
 @no_type_check
 def _multiply_small(
     tiles, x, weight, width, block_bytes, bias, out, tokens, outputs, inputs
@@ -231,6 +242,7 @@ def _multiply_small(
 
 
 @parallel_kernel
+@calls(add_products)
 @no_type_check
 def _multiply(
     threads, tiles, x, weight, width, block_bytes, bias, out, tokens, outputs, inputs

@@ -15,7 +15,8 @@ from torch import Tensor
 from hybridrt.kernels.blocked_matrices import BLOCK
 from hybridrt.kernels.cpu.bfloat16 import halves, narrow, singles, widen
 from hybridrt.kernels.cpu.jit import (
-    inner,
+    apart,
+    calls,
     inner_exact,
     inner_fast,
     inner_sums,
@@ -120,7 +121,7 @@ def _add_scaled(
         part = block + 2 * BLOCK * group * g
         given = x + 2 * group * g
         add_products(
-            tiles, False, part, given, 2 * inputs, group // 2, room.ctypes.data, tokens,
+            tiles, 0, part, given, 2 * inputs, group // 2, room.ctypes.data, tokens,
             0 if tiles != 0 else part + 2 * BLOCK * group
         )  # fmt: skip
         own = pointer(of_scales[g * BLOCK :])
@@ -136,7 +137,8 @@ def _add_scaled(
             store(fma(load(found, at), d, load(of_totals, at)), of_totals, at)
 
 
-@inner
+@apart
+@calls(add_products)
 @no_type_check
 def add_quantised(
     tiles, bits, values, scales, block, x, begins, totals, tokens, inputs, groups, following
@@ -144,8 +146,8 @@ def add_quantised(
     """Adds products of a block with some tokens to `totals: float32[tokens, BLOCK]`.
 
     By `tiles` that `take_tiles` gave, if any. For them and for many tokens groups are widened
-    before, in `block`, which has room for `WIDENED` pairs. `following` is the address of the block
-    that is needed next.
+    before, in `block`, which has room for `WIDENED` pairs. `following` is the block that is needed
+    next. All that isn't a number of something is an address.
     """
     group = inputs // groups
     by_tiles, of_group = tiles != 0 and tokens >= FEWEST_BY_TILES, group * BLOCK * bits // 8
@@ -162,10 +164,10 @@ def add_quantised(
         if many:
             some = min(TOGETHER // group, some)
             if bits == 8:
-                _widen_8(own, some * group, block.ctypes.data)
+                _widen_8(own, some * group, block)
             else:
-                _widen_4(own, some * group, block.ctypes.data)
-            own, own_bits = block.ctypes.data, 16
+                _widen_4(own, some * group, block)
+            own, own_bits = block, 16
             if by_group:
                 _add_scaled(
                     tiles, own, group, some, scales + 2 * BLOCK * g, x + 2 * g * group,
@@ -186,6 +188,7 @@ def add_quantised(
 
 
 @parallel_kernel
+@calls(add_quantised)
 @no_type_check
 def _multiply(tiles, x, values, scales, begins, out, tokens, outputs, inputs, groups, bits):
     # pragma: no cover
@@ -202,8 +205,8 @@ def _multiply(tiles, x, values, scales, begins, out, tokens, outputs, inputs, gr
             given, begin, into = x + 2 * first * inputs, begins + 4 * first * groups, totals.ctypes
             totals[:] = 0
             add_quantised(
-                registers, bits, own, scale, block, given, begin, into.data, end - first, inputs,
-                groups, own + of_block
+                registers, bits, own, scale, block.ctypes.data, given, begin, into.data,
+                end - first, inputs, groups, own + of_block
             )  # fmt: skip
             size = min(BLOCK, outputs - n * BLOCK)
             for t in range(end - first):
