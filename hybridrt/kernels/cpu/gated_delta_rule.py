@@ -24,8 +24,8 @@ from hybridrt.kernels.cpu.delta_tokens import (
     two_tokens,
 )
 from hybridrt.kernels.cpu.fours import FOUR, load4, store4
+from hybridrt.kernels.cpu.jit import ALONE, FIRST, inlined, inner, sharing_kernel
 from hybridrt.kernels.cpu.jit import FEW as FEW_NUMBERS
-from hybridrt.kernels.cpu.jit import inlined, inner, sharing_kernel
 from hybridrt.kernels.cpu.state_rows import (
     StateRows,
     clear_padding,
@@ -128,7 +128,7 @@ def _fade(g, decay, count, threads):  # pragma: no cover
     """What is left of a state: exp of its logarithm, of one a head or one a key channel."""
     g, decay = pointer(singles(g, count)), pointer(singles(decay, count))
     if count <= FEW_NUMBERS:
-        _exp(g, decay, 0, count)
+        _exp(g, decay, FIRST, count)
         return
     for worker in numba.prange(threads):
         _exp(g, decay, count * worker // threads, count * (worker + 1) // threads)
@@ -291,7 +291,7 @@ def _scan(
 ):  # fmt: skip  # pragma: no cover
     clear_padding(rows, y, like.itemsize * sizes.heads * sizes.v_dim)
     if sizes.tokens * sizes.heads * sizes.k_dim * sizes.v_dim < SMALL:
-        _work(0, 1, q, k, like, v, v_stride, decay, beta, sizes, rows, h, y)
+        _work(FIRST, ALONE, q, k, like, v, v_stride, decay, beta, sizes, rows, h, y)
         return
     for worker in numba.prange(threads):
         _work(
