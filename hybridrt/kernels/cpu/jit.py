@@ -6,8 +6,9 @@ vectorised. Of fast mathematics there is all that leaves infinities and NaN what
 What Python calls gets numbers and addresses, so that the call can be made again (`Tape`): it is a
 `Kernel`, which no compiled function can call.
 
-On disk numba keeps a function that Python calls with all that it calls, and makes it anew when its
-own file changes. After a change of another file, remove the `*.nbi` in `__pycache__`.
+On disk numba keeps a function that Python calls with all that it calls but what is compiled
+`apart`, and makes it anew when its own file changes. After a change of another file, remove the
+`*.nbi` in `__pycache__`.
 """
 
 from collections.abc import Callable

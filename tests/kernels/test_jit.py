@@ -1,0 +1,102 @@
+"""Functions that are compiled apart, and who says that it calls them."""
+
+import importlib
+import pkgutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any
+
+import pytest
+from numba.core.dispatcher import Dispatcher
+from numba.core.types import ExternalFunction
+
+import hybridrt.kernels.cpu as kernels
+from hybridrt.kernels.cpu.jit import _APART, Kernel
+
+MODULES = [name for _, name, _ in pkgutil.iter_modules(kernels.__path__, f"{kernels.__name__}.")]
+
+_PROGRAM = """
+import numpy as np
+from hybridrt.kernels.cpu.bfloat16 import integers
+from hybridrt.kernels.cpu.jit import apart, calls, kernel
+
+@apart
+def add(numbers, count, what):
+    of = integers(numbers, count)
+    for i in range(count):
+        of[i] += what
+
+@apart
+@calls(add)
+def add_twice(numbers, count, what):
+    add(numbers, count, what)
+    add(numbers, count, what)
+
+@kernel
+@calls(add_twice)
+def run(numbers, count):
+    for what in range(3):
+        add_twice(numbers, count, what)
+
+numbers = np.zeros(3, np.int64)
+run(numbers.ctypes.data, 2)
+print(*numbers, sum(run._compiled.stats.cache_hits.values()))
+"""
+
+
+def test_a_process_finds_what_another_one_compiled(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(_PROGRAM)
+    for hits in (0, 1):
+        result = subprocess.run(
+            [sys.executable, str(program)], capture_output=True, text=True, check=True
+        )
+        assert result.stdout.split() == ["6", "6", "0", str(hits)]
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for part in code.co_consts:
+        if isinstance(part, CodeType):
+            yield from _names(part)
+
+
+def _called(function: Any, seen: set[Any]) -> Iterator[ExternalFunction]:
+    """What is compiled apart and reached from a function, through all that numba compiles for it.
+
+    An overload of a function has its name behind an underscore, in the same module.
+    """
+    if function in seen:
+        return
+    seen.add(function)
+    for name in _names(function.__code__):
+        value = function.__globals__.get(name)
+        if isinstance(value, ExternalFunction):
+            yield value
+        elif isinstance(value, Dispatcher):
+            yield from _called(value.py_func, seen)
+        elif isinstance(value, FunctionType) and value.__module__ in MODULES:
+            overload = value.__globals__.get(f"_{value.__name__}")
+            for each in (value, overload):
+                if isinstance(each, FunctionType):
+                    yield from _called(each, seen)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_what_is_called_is_said(name: str) -> None:
+    """Else compiled code wouldn't find it in a process that takes the code from disk."""
+    module = importlib.import_module(name)
+    kernels = [value.__wrapped__ for value in vars(module).values() if isinstance(value, Kernel)]
+    for function in [*kernels, *_APART.values()]:
+        if function.__module__ == name:
+            said = getattr(function, "calls", ())
+            assert set(_called(function, set())) == set(said), function
+
+
+def test_some_functions_are_called_so() -> None:
+    importlib.import_module("hybridrt.kernels.cpu.blocked_moe")
+    assert len(_APART) > 1
+    assert len({part.symbol for part in _APART}) == len(_APART)
