@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numba
 import pytest
 import torch
 from hypothesis import given
@@ -198,6 +199,27 @@ def test_many_decodes_of_many_key_heads(
     """So many that a CPU's threads take some key heads at once, of which the last are fewer."""
     sizes = replace(PLAIN, heads=14, kv_heads=7, block_size=16, layout=layout, window=window)
     _check(Ragged(((700, 1), *((13 * i + 1, 1) for i in range(9))), 10), dtype, attends, sizes)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(12, 1), (40, 2), (14, 7)])
+def test_threads_do_not_change_a_decode(
+    dtype: torch.dtype, heads: int, kv_heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They share out pieces, key heads and, where those are few, query heads."""
+    sizes = replace(PLAIN, heads=heads, kv_heads=kv_heads, block_size=16)
+    draw = torch.Generator().manual_seed(0)
+    for contexts in ((40,), (700, 3), (5000, 1, 90)):
+        lengths = Ragged(tuple((context, 1) for context in contexts), len(contexts))
+        rows, num_blocks = draw_tables(lengths, 16, 0, draw)
+        batch = make_batch(rows, num_decodes=len(rows), block_size=16)
+        k, v = (cache.normal_(generator=draw) for cache in _caches(sizes, num_blocks, dtype, "cpu"))
+        q = torch.randn(len(rows), heads, sizes.head_dim_k, generator=draw).to(dtype)
+        results: list[Tensor] = []
+        for threads in (1, 2, 3, 16):
+            monkeypatch.setattr(numba, "get_num_threads", lambda n=threads: n)
+            pages = batch.token_pages(TOKENS)
+            results.append(paged_attention(q, k, v, pages, batch, SCALE, backend="numba"))
+        assert all(torch.equal(result, results[0]) for result in results[1:])
 
 
 @pytest.mark.parametrize("lengths", EXTREMES, ids=str)

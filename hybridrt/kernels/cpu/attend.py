@@ -19,7 +19,6 @@ from hybridrt.kernels.cpu.attend_amx import attend_by_tiles, pack_queries, rooms
 from hybridrt.kernels.cpu.attend_jobs import (
     Plan,
     find_job,
-    parts_of,
     plan_jobs,
     room_for_places,
 )
@@ -173,10 +172,10 @@ def _write_heads(
 @no_type_check
 def _work(
     by_tiles, worker, workers, q, heads, k, more, v, table, table_stride, positions, sizes, scale,
-    softcap, sinks, pieces, jobs, apart_rows, kv_heads, apart, apart_tops, apart_totals, out
+    softcap, sinks, pieces, jobs, apart_rows, kv_heads, parts, apart, apart_tops, apart_totals, out
 ):  # fmt: skip  # pragma: no cover
     """Every job whose turn it is: a piece of a row, and some query heads."""
-    plan, parts = Plan(pieces, jobs, apart_rows, kv_heads), parts_of(heads, sizes)
+    plan = Plan(pieces, jobs, apart_rows, kv_heads, parts)
     most = (heads // sizes.kv_heads + parts - 1) // parts * kv_heads
     width, v_width = width_of(sizes.k) + width_of(sizes.more), width_of(sizes.v)
     # Of a head's sums so many are side by side.
@@ -252,7 +251,10 @@ def attend(
     out = elements(out, rows * heads * sizes.v, q_like)
     # Only pairs have several key heads in a job.
     kv_heads = sizes.kv_heads if by_tiles is None and k.itemsize == 2 else 1
-    pieces, jobs, apart_rows, kv_heads = plan_jobs(positions, rows, heads, sizes, kv_heads, threads)
+    sharing = threads if by_tiles is None else 1  # tiles take as long for few heads
+    pieces, jobs, apart_rows, kv_heads, parts = plan_jobs(
+        positions, rows, heads, sizes, kv_heads, sharing
+    )
     joins = apart_rows[rows]
     apart = np.empty(joins * ((sizes.v + LANES - 1) // LANES * LANES), np.float32)
     tops, totals = np.empty(joins, np.float32), np.empty(joins, np.float32)
@@ -264,16 +266,16 @@ def attend(
     if workers == 1:
         _work(
             by_tiles, FIRST, workers, q, heads, k, more, v, table, table_stride, positions, sizes,
-            scale, softcap, sinks, pieces, jobs, apart_rows, kv_heads, apart, tops, totals,
-            out
+            scale, softcap, sinks, pieces, jobs, apart_rows, kv_heads, parts, apart,
+            tops, totals, out
         )  # fmt: skip
         join_rows(FIRST, workers, heads, sizes.v, pieces, apart_rows, apart, tops, totals, out)
         return
     for worker in numba.prange(workers):
         _work(
             by_tiles, np.int64(worker), workers, q, heads, k, more, v, table, table_stride,
-            positions, sizes, scale, softcap, sinks, pieces, jobs, apart_rows, kv_heads, apart,
-            tops, totals, out
+            positions, sizes, scale, softcap, sinks, pieces, jobs, apart_rows, kv_heads, parts,
+            apart, tops, totals, out
         )  # fmt: skip
     if joins > 0:
         for worker in numba.prange(workers):

@@ -11,10 +11,13 @@ import numpy as np
 from hybridrt.kernels.cpu.attend_tile import first_seen
 from hybridrt.kernels.cpu.jit import inner
 
-PIECE = 512  # tokens at most: to join a piece costs what a few tokens do
+PIECE = 512  # tokens: to begin and to join a piece costs what some dozens of tokens do
+MOST = 4 * PIECE  # tokens at most
+PIECES = 8  # of a long sequence, if they aren't longer than that
 MORE = 48  # places behind them, for those who take several tokens or begin to read later ones
 GRAIN = 16  # tokens: pieces begin with whole ones, as pages do
-HEADS = 16  # query heads at once: of more, threads can share a short sequence
+HEADS = 16  # query heads of a key head at once
+FEWEST = 4  # of them at least: what is read for them is widened once
 SHARES = 8  # jobs of a thread at least, if there are so many: then threads end together
 
 
@@ -49,13 +52,15 @@ class Sizes(NamedTuple):
 class Plan(NamedTuple):
     """Pieces of each row; and, counted over rows, jobs, and what pieces leave to be joined.
 
-    A job has so many `kv_heads`, or fewer if it is a piece's last.
+    A job has so many `kv_heads`, or fewer if it is a piece's last, or one of so many `parts` of a
+    key head's query heads.
     """
 
     pieces: np.ndarray
     jobs: np.ndarray
     apart: np.ndarray
     kv_heads: int
+    parts: int
 
 
 class Places(NamedTuple):
@@ -83,14 +88,7 @@ class Job(NamedTuple):
 
 @inner
 @no_type_check
-def parts_of(heads, sizes):  # pragma: no cover  (compiled, as all below)
-    """Jobs that share the query heads of a key head."""
-    return (heads // sizes.kv_heads + HEADS - 1) // HEADS
-
-
-@inner
-@no_type_check
-def jobs_of(kv_heads, sizes):  # pragma: no cover
+def jobs_of(kv_heads, sizes):  # pragma: no cover  (compiled, as all below)
     """Jobs of so many key heads that a piece is shared by."""
     return (sizes.kv_heads + kv_heads - 1) // kv_heads
 
@@ -101,24 +99,32 @@ def plan_jobs(positions, rows, heads, sizes, most_kv_heads, threads):  # pragma:
     """Cuts the tokens that each row sees into pieces, and those into jobs.
 
     A job has up to `most_kv_heads`, which lie one behind another in a page: memory is read in its
-    order. Heads are counted apart, so threads don't change a result.
+    order. Where too few of them are there for all threads to end together, query heads are shared
+    out. Heads are counted apart, so threads don't change a result.
     """
-    parts = parts_of(heads, sizes)
+    group = heads // sizes.kv_heads
+    parts = (group + HEADS - 1) // HEADS
     # One piece of one head would leave other threads alone.
-    longest = PIECE if sizes.kv_heads * parts > 1 else PIECE // 2
+    least = PIECE if sizes.kv_heads * parts > 1 else PIECE // 2
     pieces, all_pieces = np.empty(rows, np.int64), 0
     jobs, apart = np.zeros(rows + 1, np.int64), np.zeros(rows + 1, np.int64)
     for row in range(rows):
         seen = positions[row] + 1 - first_seen(positions[row], sizes.window, sizes.chunked)
+        longest = min(max((seen + PIECES - 1) // PIECES, least), MOST)
         pieces[row] = (seen + longest - 1) // longest
         all_pieces += pieces[row]
+    found = max(all_pieces * sizes.kv_heads, 1)
+    if found % threads > 0 and found < SHARES * threads:
+        parts = max(parts, min(max(2, (threads + found - 1) // found), group // FEWEST))
+    most = (group + parts - 1) // parts
+    parts = (group + most - 1) // most
     kv_heads = most_kv_heads if parts == 1 else 1
     while kv_heads > 1 and all_pieces * jobs_of(kv_heads, sizes) < SHARES * threads:
         kv_heads = (kv_heads + 1) // 2
     for row in range(rows):
         jobs[row + 1] = jobs[row] + pieces[row] * jobs_of(kv_heads, sizes) * parts
         apart[row + 1] = apart[row] + (pieces[row] * heads if pieces[row] > 1 else 0)
-    return Plan(pieces, jobs, apart, kv_heads)
+    return Plan(pieces, jobs, apart, kv_heads, parts)
 
 
 @inner
@@ -126,8 +132,8 @@ def plan_jobs(positions, rows, heads, sizes, most_kv_heads, threads):  # pragma:
 def room_for_places():  # pragma: no cover
     """For the tokens of a piece."""
     return Places(
-        np.empty(PIECE + MORE, np.int64), np.empty(PIECE + MORE, np.int64),
-        np.empty(PIECE + MORE, np.int64)
+        np.empty(MOST + MORE, np.int64), np.empty(MOST + MORE, np.int64),
+        np.empty(MOST + MORE, np.int64)
     )  # fmt: skip
 
 
@@ -160,7 +166,7 @@ def find_job(
         return Job(row, none, none, none, none, none, none)
     while number >= plan.jobs[row + 1]:
         row += 1
-    parts, group = parts_of(heads, sizes), heads // sizes.kv_heads
+    parts, group = plan.parts, heads // sizes.kv_heads
     most = (group + parts - 1) // parts
     # Heads of a piece by turns: their pages are neighbours.
     piece, of_piece = divmod(number - plan.jobs[row], jobs_of(plan.kv_heads, sizes) * parts)

@@ -10,10 +10,11 @@ from hybridrt.kernels.cpu.pair_tile import (
     PAIRS,
     TOKENS,
     add_values,
+    one_behind_another,
     score,
     side_by_side,
 )
-from hybridrt.kernels.cpu.vectors import LANES, pointer
+from hybridrt.kernels.cpu.vectors import pointer
 
 STEP = 32
 """Tokens, of which first keys are read and then values: all stay in the nearest cache."""
@@ -33,13 +34,13 @@ def width_of(size):  # pragma: no cover  (compiled, as all below)
 @no_type_check
 def _split(numbers, begin, size, scale, queries, at):  # pragma: no cover
     """The numbers of a query's part, scaled: in each line the first of pairs before the others."""
-    for line in range(at, at + size, PAIRS):
-        given, some = begin + line - at, min(PAIRS, size - line + at)
-        for i in range(some // 2):
-            queries[line + i] = as_float(numbers[given + 2 * i]) * scale
-            queries[line + LANES + i] = as_float(numbers[given + 2 * i + 1]) * scale
-        if some % 2 == 1:
-            queries[line + some // 2] = as_float(numbers[given + some - 1]) * scale
+    for i in range(size):
+        queries[at + i] = as_float(numbers[begin + i]) * scale
+    end = at + width_of(size)
+    for i in range(at + size, end):
+        queries[i] = 0
+    for line in range(at, end, PAIRS):
+        one_behind_another(queries.ctypes.data + 4 * line)
 
 
 @inner

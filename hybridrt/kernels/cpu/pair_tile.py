@@ -95,19 +95,35 @@ def add_values(
 
 @intrinsic
 @no_type_check
-def side_by_side(typing_context, sums):
-    """Puts the numbers of a line, at an address, into their order."""
+def one_behind_another(typing_context, line):
+    """Puts the first of each pair of a line's float32, at an address, before the others."""
 
     def code(context, builder, signature, args):
-        places = [_at(builder, args[0], 4 * LANES * half, _FLOATS) for half in range(2)]
-        first, second = (builder.load(place, align=4) for place in places)
-        for half, place in enumerate(places):
-            order = [LANES * (i % 2) + (LANES * half + i) // 2 for i in range(LANES)]
-            mask = ir.Constant(_WORDS, order)
-            builder.store(builder.shuffle_vector(first, second, mask), place, align=4)
+        _permute(builder, args[0], [*range(0, PAIRS, 2), *range(1, PAIRS, 2)])
         return context.get_dummy_value()
 
     return types.none(types.int64), code
+
+
+@intrinsic
+@no_type_check
+def side_by_side(typing_context, line):
+    """Puts them into their order again."""
+
+    def code(context, builder, signature, args):
+        _permute(builder, args[0], [LANES * (i % 2) + i // 2 for i in range(PAIRS)])
+        return context.get_dummy_value()
+
+    return types.none(types.int64), code
+
+
+@no_type_check
+def _permute(builder, line, order):
+    places = [_at(builder, line, 4 * LANES * half, _FLOATS) for half in range(2)]
+    first, second = (builder.load(place, align=4) for place in places)
+    for half, place in enumerate(places):
+        mask = ir.Constant(_WORDS, order[LANES * half : LANES * (half + 1)])
+        builder.store(builder.shuffle_vector(first, second, mask), place, align=4)
 
 
 @no_type_check
