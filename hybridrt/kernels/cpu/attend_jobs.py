@@ -89,7 +89,7 @@ class Job(NamedTuple):
 @inner
 @no_type_check
 def jobs_of(kv_heads, sizes):  # pragma: no cover  (compiled, as all below)
-    """Jobs of so many key heads that a piece is shared by."""
+    """Jobs that a piece's key heads make, so many in each."""
     return (sizes.kv_heads + kv_heads - 1) // kv_heads
 
 

@@ -37,8 +37,8 @@ a function with all that it calls once more."""
 Function = Callable[..., Any]
 Decorator = Callable[[Function], Function]
 
-
 _APART: dict[Any, Function] = {}
+"""What is compiled by itself, by what stands for it in compiled code."""
 
 
 def apart(function: Function) -> Callable[..., None]:
