@@ -13,17 +13,20 @@ COUNT_FAULTS = """
 import resource, torch
 from hybridrt.engine.memory import keep_freed_memory
 
-kept = keep_freed_memory()
-for _ in range(4):
+kept, faults = keep_freed_memory(), []
+for _ in range(8):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     torch.zeros(50 * 2**20, dtype=torch.uint8)
-    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-print(kept, faults)
+    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+print(kept, min(faults[2:]))
 """
 
 
 def count_faults(**settings: str) -> tuple[bool, int]:
-    """Whether memory is kept, and how many pages 50 MiB came in the fourth time."""
+    """Whether memory is kept, and in how many new pages 50 MiB came at least, from the third time.
+
+    At least, as the system may take pages away, or join them, at any time.
+    """
     script = [sys.executable, "-c", COUNT_FAULTS]
     mine = {name: value for name, value in os.environ.items() if name not in SETTINGS}
     done = subprocess.run(script, env=mine | settings, capture_output=True, text=True, check=True)
