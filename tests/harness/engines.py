@@ -1,9 +1,11 @@
 """Requests through an `LLM`, step by step, and what they must give."""
 
+import pickle
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +13,7 @@ import torch
 from hybridrt import LLM, SamplingParams
 from hybridrt.request import RequestOutput
 from tests.oracle import BY_NAME, tiny_checkpoint
+from tests.shared_folder import made_once
 
 LONGEST = 52  # tokens of the longest sequence below, prompt and output together
 GREEDY = SamplingParams(
@@ -61,11 +64,14 @@ def open_llm(name: str, **options: Any) -> LLM:
 
 @cache
 def jobs(name: str, device: str = "cpu") -> Mapping[str, Job]:
-    """Requests of unlike lengths, each run in one piece and alone."""
-    found: dict[str, Job] = {}
-    for length, params in ((1, GREEDY), (9, GREEDY), (12, DRAWN), (17, GREEDY), (41, GREEDY)):
-        found[f"job-{length}"] = _job(name, length, params, device)
-    return found
+    """Requests of unlike lengths, each run in one piece and alone, once for all processes."""
+
+    def make(folder: Path) -> None:
+        kinds = ((1, GREEDY), (9, GREEDY), (12, DRAWN), (17, GREEDY), (41, GREEDY))
+        found = {f"job-{size}": _job(name, size, params, device) for size, params in kinds}
+        (folder / "jobs").write_bytes(pickle.dumps(found))
+
+    return pickle.loads((made_once(f"{name}-{device}-jobs", make) / "jobs").read_bytes())
 
 
 def _job(name: str, length: int, params: SamplingParams, device: str) -> Job:

@@ -69,7 +69,7 @@ def settings(draw: st.DrawFn) -> Setting:
         "kernel_block_size": draw(st.sampled_from([None, *blocks])),
         "kv_layout": draw(st.sampled_from(["HND", "NHD"])),
         "cache_policy": draw(st.sampled_from(["paged", "paged", "contiguous"])),
-        "max_num_batched_tokens": draw(st.sampled_from([1, 2, 5, 8, 16, 31, 100])),
+        "max_num_batched_tokens": draw(st.sampled_from([1, 3, 8, 16, 31, 64, 100])),
         "max_num_seqs": draw(st.integers(1, 8)),
         "attention_backend": draw(st.sampled_from(["reference", "numba"])),
         "state_backend": draw(st.sampled_from(["reference", "numba"])),
