@@ -3,8 +3,7 @@
 from typing import no_type_check
 
 from hybridrt.kernels.cpu.attend_tile import TILE, weigh
-from hybridrt.kernels.cpu.bfloat16 import as_float
-from hybridrt.kernels.cpu.jit import apart, inner, inner_sums
+from hybridrt.kernels.cpu.jit import apart, inner
 from hybridrt.kernels.cpu.pair_tile import (
     MOST_HEADS,
     PAIRS,
@@ -14,7 +13,8 @@ from hybridrt.kernels.cpu.pair_tile import (
     score,
     side_by_side,
 )
-from hybridrt.kernels.cpu.vectors import pointer
+from hybridrt.kernels.cpu.vector_math import mul, splat
+from hybridrt.kernels.cpu.vectors import LANES, load_up_to, pointer, store
 
 STEP = 32
 """Tokens, of which first keys are read and then values: all stay in the nearest cache."""
@@ -30,16 +30,14 @@ def width_of(size):  # pragma: no cover  (compiled, as all below)
     return (size + PAIRS - 1) // PAIRS * PAIRS
 
 
-@inner_sums
+@inner
 @no_type_check
-def _split(numbers, begin, size, scale, queries, at):  # pragma: no cover
+def split(numbers, begin, size, scale, queries, at):  # pragma: no cover
     """The numbers of a query's part, scaled: in each line the first of pairs before the others."""
-    for i in range(size):
-        queries[at + i] = as_float(numbers[begin + i]) * scale
-    end = at + width_of(size)
-    for i in range(at + size, end):
-        queries[i] = 0
-    for line in range(at, end, PAIRS):
+    given, into, times = pointer(numbers), pointer(queries), splat(scale)
+    for i in range(0, width_of(size), LANES):
+        store(mul(load_up_to(given, begin + i, size - i), times), into, at + i)
+    for line in range(at, at + width_of(size), PAIRS):
         one_behind_another(queries.ctypes.data + 4 * line)
 
 
@@ -49,8 +47,8 @@ def split_queries(q, query, heads, sizes, scale, queries, width):  # pragma: no 
     """Some heads' queries from the place `query` on, into `queries: float32[heads, width]`."""
     for g in range(heads):
         begin = query + g * sizes.q_head
-        _split(q, begin, sizes.k, scale, queries, g * width)
-        _split(q, begin + sizes.k, sizes.more, scale, queries, g * width + width_of(sizes.k))
+        split(q, begin, sizes.k, scale, queries, g * width)
+        split(q, begin + sizes.k, sizes.more, scale, queries, g * width + width_of(sizes.k))
 
 
 @apart

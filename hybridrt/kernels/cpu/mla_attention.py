@@ -10,7 +10,7 @@ from jaxtyping import Float, Float32, Shaped
 from torch import Tensor
 
 from hybridrt.batch import Prefill, Rows, TokenPages
-from hybridrt.kernels.cpu import mla_project, mla_project_amx
+from hybridrt.kernels.cpu import mla_project, mla_project_amx, mla_project_pairs
 from hybridrt.kernels.cpu.attend import attend, by_tiles
 from hybridrt.kernels.cpu.attend_jobs import Sizes
 from hybridrt.kernels.cpu.attend_lanes import attend_lanes
@@ -42,8 +42,12 @@ def mla_attention(
     reach, softmax = Reach(window, chunked), Softmax(scale)
     latents = reference.Latents(c_kv, k_pe, c_kv_scale)
     if n and readable and c_kv_scale is None and c_kv.dtype == k_pe.dtype:
-        is_amx = by_tiles(q_nope, q_pe, c_kv, k_pe, w_uk, w_uv)
-        project = mla_project_amx if is_amx else mla_project
+        if by_tiles(q_nope, q_pe, c_kv, k_pe, w_uk, w_uv):
+            project = mla_project_amx
+        elif all(part.dtype == torch.bfloat16 for part in (q_nope, w_uk, w_uv)):
+            project = mla_project_pairs
+        else:
+            project = mla_project
         q = project.absorb(q_nope[:n], q_pe[:n], w_uk)
         attended = _decode(q, c_kv, k_pe, pages, batch, scale, reach)
         project.expand_values(attended, w_uv, out[:n])
@@ -62,7 +66,8 @@ def mla_attention(
         else:
             more = pages, row, softmax, reach, causal_attention
             out[tokens] = reference.attend_row(*queries, latents, *weights, *more)
-    out[stop:] = 0
+    if stop < len(out):
+        out[stop:] = 0
     return out
 
 
