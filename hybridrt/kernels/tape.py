@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hybridrt.kernels.backend import numba_takes
+from hybridrt.kernels.backend import has_numba
 
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
 """A function and its arguments."""
@@ -93,14 +93,11 @@ class Tape:
     def _add_computed(
         self, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], results: list[Tensor]
     ) -> None:
-        if op in _COPIES:
+        if (again := _kernel_for(op, args, kwargs, results)) is not None:
+            self.hold(*tree_leaves(args))
+            again()  # the same numbers once more, by a call that is noted
+        elif op in _COPIES:
             self.add(aten.copy_.default._op, (results[0], args[0]))
-        elif op is aten.add.Tensor and not kwargs and _kernel_adds(*args):
-            from hybridrt.kernels.cpu.add import add
-
-            x, y = args
-            self.hold(x, y)
-            add(x, y, results[0])  # the same numbers once more, by a call that is noted
         elif len(results) == 1 and (writer := _writer(op)) is not None:
             function, name = writer
             self.add(partial(function._op, **{**kwargs, name: results[0]}), tuple(args))
@@ -182,11 +179,17 @@ def _depends_on_numbers(op: OpOverload, args: Sequence[Any]) -> bool:
     return any(tag in op.tags for tag in of_numbers)
 
 
-def _kernel_adds(x: Tensor, y: Any) -> bool:
-    """Whether a kernel takes this sum, as of the residuals behind which a layer has no norm."""
-    if not isinstance(y, Tensor) or x.shape != y.shape:
-        return False
-    return x.is_contiguous() and y.is_contiguous() and numba_takes(x, y)
+def _kernel_for(
+    op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], results: list[Tensor]
+) -> Callable[[], None] | None:
+    """What writes the only result anew by a kernel; None: there is none for this operation."""
+    if len(results) > 1 or not results[0].is_cpu or (kwargs and op not in _COPIES):
+        return None
+    if not has_numba(results[0]):
+        return None
+    from hybridrt.kernels.cpu.in_place_of_torch import kernel_for
+
+    return kernel_for(op, args, results[0])
 
 
 def _only_allocates(op: OpOverload) -> bool:

@@ -72,19 +72,98 @@ def test_kernels_are_called_again_where_their_tensors_were() -> None:
 SIZES = [(30, 1000), (40, 1024)]  # for one thread and for several
 
 
+def _kernels(tape: Tape) -> set[str]:
+    """The files of the kernels that a tape calls, if it calls nothing else."""
+    modules = {getattr(function, "__module__", None) or "torch" for function, _ in tape._calls}
+    return {module.split(".")[-1] for module in modules}
+
+
+@pytest.mark.parametrize("of", [torch.add, torch.mul])
 @pytest.mark.parametrize("size", SIZES)
 @torch.inference_mode()
-def test_a_kernel_adds_bfloat16_as_torch_does(size: tuple[int, int]) -> None:
+def test_kernels_add_and_multiply_bfloat16_as_torch_does(
+    size: tuple[int, int], of: Callable[[Tensor, Tensor], Tensor]
+) -> None:
     every = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
     x, y = (every[torch.randint(2**16, size)] for _ in range(2))
-    (tape, result), right = record(lambda x: x + y, x), x + y
-    ((function, _),) = tape._calls
-    assert "add" in function.__module__.split(".")
+    (tape, result), right = record(lambda x: of(x, y), x), of(x, y)
+    assert _kernels(tape) == {"elementwise"}
     for _ in range(20):
         x.copy_(every[torch.randint(2**16, size)])
         tape.replay()
-        torch.testing.assert_close(result, x + y, rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(result, of(x, y), rtol=0, atol=0, equal_nan=True)
     assert result.isinf().any() and right.isnan().any()
+
+
+@pytest.mark.parametrize("size", SIZES)
+@torch.inference_mode()
+def test_a_kernel_widens_bfloat16(size: tuple[int, int]) -> None:
+    x = torch.randn(size).bfloat16()
+    tape, result = record(lambda x: x.float(), x)
+    assert _kernels(tape) == {"copies"}
+    x.normal_()
+    tape.replay()
+    assert result.dtype == torch.float32 and torch.equal(result, x.float())
+
+
+DTYPES = [torch.bfloat16, torch.float32, torch.int64, torch.bool]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "copy",
+    [
+        lambda x: x.clone(),
+        lambda x: x[:, :, 3:5].contiguous(),
+        lambda x: x[1, :, ::2][:, :1].contiguous(),
+        lambda x: torch.cat([x, x[:, 1:2], x[:, :0]], dim=1),
+        lambda x: torch.cat([x[..., :2], x[..., 4:]], dim=-1),
+        lambda x: torch.cat([x[:, 0], x[:, 2]]),
+    ],
+)
+@torch.inference_mode()
+def test_kernels_copy_and_join_rows(copy: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:
+    x = torch.randint(2, (3, 4, 7)).to(dtype)
+    tape, result = record(copy, x)
+    assert _kernels(tape) == {"copies"}
+    x.copy_(torch.randint(2, x.shape))
+    tape.replay()
+    assert torch.equal(result, copy(x))
+
+
+@pytest.mark.parametrize(
+    "copy",
+    [
+        lambda x: x.transpose(1, 2).contiguous(),
+        lambda x: x[None].transpose(1, 2).contiguous(),
+        lambda x: x.double(),
+        lambda x: torch.cat([x, x.double()]),
+        lambda x: torch.cat([x.transpose(1, 2), x.transpose(1, 2)]),
+        lambda x: x.expand(400, 3, 4, 7).contiguous(),
+    ],
+)
+@torch.inference_mode()
+def test_other_copies_are_those_of_torch(copy: Callable[[Tensor], Tensor]) -> None:
+    x = torch.randn(3, 4, 7)
+    tape, result = record(copy, x)
+    x.normal_()
+    tape.replay()
+    assert torch.equal(result, copy(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@torch.inference_mode()
+def test_a_kernel_takes_rows_of_a_table(dtype: torch.dtype) -> None:
+    table, numbers = torch.randn(9, 5).to(dtype), torch.tensor([[3, 0], [8, 3]])
+    tape, result = record(lambda numbers: F.embedding(numbers, table), numbers)
+    assert _kernels(tape) == {"copies"}
+    numbers.copy_(torch.tensor([[1, 7], [0, 8]]))
+    tape.replay()
+    assert torch.equal(result, table[numbers])
+    for wrong in (9, -1):
+        numbers[1, 0] = wrong
+        with pytest.raises(IndexError, match="_take_rows"):
+            tape.replay()
 
 
 @pytest.mark.parametrize("other", [torch.ones(4).bfloat16(), torch.ones(3, 4), 2.0])

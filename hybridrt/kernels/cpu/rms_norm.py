@@ -11,8 +11,8 @@ import torch
 from jaxtyping import BFloat16
 from torch import Tensor
 
-from hybridrt.kernels.cpu.add import add_part
 from hybridrt.kernels.cpu.bfloat16 import halves, narrow, widen
+from hybridrt.kernels.cpu.elementwise import add_part
 from hybridrt.kernels.cpu.jit import FEW, inner_fast, kernel, parallel_kernel
 
 
