@@ -27,9 +27,12 @@ class Interrupts:
     @contextmanager
     def handled(self) -> Iterator[None]:
         """Inside, `held` needs no change of handlers, which takes longer than all else in it."""
+        if self._before is not None:
+            yield
+            return
         in_main_thread = threading.current_thread() is threading.main_thread()
         before = signal.getsignal(signal.SIGINT) if in_main_thread else None
-        if self._before is not None or not callable(before):
+        if not callable(before):
             yield
             return
         self._before = before

@@ -60,10 +60,10 @@ def _gate(z, i, count, is_silu):  # pragma: no cover  (compiled, as all below)
 
 @inner_fast
 @no_type_check
-def _norm(  # pragma: no cover
-    t, x, x_stride, x_group, z, z_stride, z_group, weight, w_group, out, eps, before, silu, *shape
-):
-    _, groups, size = shape
+def _norm(
+    t, x, x_stride, x_group, z, z_stride, z_group, weight, w_group, out, eps, before, silu, groups,
+    size
+):  # fmt: skip  # pragma: no cover
     values = aligned((size + LANES - 1) // LANES * LANES)
     of_values = pointer(values)
     for g in range(groups):
@@ -89,13 +89,25 @@ def _norm(  # pragma: no cover
 
 @kernel
 @no_type_check
-def _norm_few(*args):  # pragma: no cover
-    for t in range(args[-3]):
-        _norm(t, *args)
+def _norm_few(
+    x, x_stride, x_group, z, z_stride, z_group, weight, w_group, out, eps, before, silu, rows,
+    groups, size
+):  # fmt: skip  # pragma: no cover
+    for t in range(rows):
+        _norm(
+            t, x, x_stride, x_group, z, z_stride, z_group, weight, w_group, out, eps, before, silu,
+            groups, size
+        )  # fmt: skip
 
 
 @parallel_kernel
 @no_type_check
-def _norm_many(*args):  # pragma: no cover
-    for t in numba.prange(args[-3]):
-        _norm(t, *args)
+def _norm_many(
+    x, x_stride, x_group, z, z_stride, z_group, weight, w_group, out, eps, before, silu, rows,
+    groups, size
+):  # fmt: skip  # pragma: no cover
+    for t in numba.prange(rows):
+        _norm(
+            t, x, x_stride, x_group, z, z_stride, z_group, weight, w_group, out, eps, before, silu,
+            groups, size
+        )  # fmt: skip

@@ -93,10 +93,21 @@ class Kernel:
     def __call__(self, *args: Any) -> Any:
         for part in self._parts:
             _load(part)
-        tape = recording.tape
+        result, tape = self._compiled(*args), recording.tape
         if tape is not None:
-            tape.add(self._compiled, args)
-        return self._compiled(*args)
+            tape.add(self._compiled_for(args), args)
+        return result
+
+    def _compiled_for(self, args: tuple[Any, ...]) -> Callable[..., Any]:
+        """What numba calls with such arguments, once it knows what they are.
+
+        To find that out takes longer than the call, above all of named tuples, and longest in a
+        step whose weights have gone through the caches since the last one.
+        """
+        kinds = tuple(map(self._compiled.typeof_pyval, args))
+        # Numba also converts arguments to what it has compiled.
+        compiled = self._compiled.overloads.get(kinds)
+        return self._compiled if compiled is None else compiled.entry_point
 
 
 def _compiles(function: Function, **options: Any) -> Kernel:

@@ -65,16 +65,22 @@ def _logits(
 
 @kernel
 @no_type_check
-def _logits_few(*args):  # pragma: no cover
-    _logits(*args, 0, args[-2])
+def _logits_few(
+    x_like, x, like, weight, logits, tokens, experts, hidden
+):  # fmt: skip  # pragma: no cover
+    _logits(x_like, x, like, weight, logits, tokens, experts, hidden, 0, experts)
 
 
 @parallel_kernel
 @no_type_check
-def _logits_many(*args):  # pragma: no cover
-    experts = args[-2]
+def _logits_many(
+    x_like, x, like, weight, logits, tokens, experts, hidden
+):  # fmt: skip  # pragma: no cover
     for share in numba.prange((experts + SHARE - 1) // SHARE):
-        _logits(*args, share * SHARE, min(experts, (share + 1) * SHARE))
+        _logits(
+            x_like, x, like, weight, logits, tokens, experts, hidden, share * SHARE,
+            min(experts, (share + 1) * SHARE)
+        )  # fmt: skip
 
 
 @inner_fast
