@@ -183,9 +183,7 @@ def _kernel_for(
     op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], results: list[Tensor]
 ) -> Callable[[], None] | None:
     """What writes the only result anew by a kernel; None: there is none for this operation."""
-    if len(results) > 1 or not results[0].is_cpu or (kwargs and op not in _COPIES):
-        return None
-    if not has_numba(results[0]):
+    if len(results) != 1 or (kwargs and op not in _COPIES) or not has_numba(results[0]):
         return None
     from hybridrt.kernels.cpu.in_place_of_torch import kernel_for
 

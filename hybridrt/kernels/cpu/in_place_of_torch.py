@@ -19,6 +19,8 @@ from hybridrt.kernels.cpu.jit import FEW
 aten = torch.ops.aten
 
 _ELEMENTWISE = {aten.add.Tensor: add, aten.mul.Tensor: multiply}
+_COPIES = (aten._to_copy.default, aten.clone.default)
+_TAKEN = frozenset((*_ELEMENTWISE, *_COPIES, aten.embedding.default, aten.cat.default))
 
 Write = Callable[[], None]
 """Writes the result of an operation anew."""
@@ -26,6 +28,8 @@ Write = Callable[[], None]
 
 def kernel_for(op: OpOverload, args: Sequence[Any], out: Tensor) -> Write | None:
     """What writes the result of `op` to `out`, if a kernel does; None if not."""
+    if op not in _TAKEN or out.layout is not torch.strided:
+        return None
     if not out.is_contiguous() or out.numel() == 0:
         return None
     if op in _ELEMENTWISE:
@@ -34,11 +38,7 @@ def kernel_for(op: OpOverload, args: Sequence[Any], out: Tensor) -> Write | None
     if op is aten.embedding.default:
         table, numbers, *_ = args
         return partial(take_rows, table, numbers, out) if _is_table(table, numbers) else None
-    if op is aten.cat.default:
-        return _join(*args, out=out)
-    if op in (aten._to_copy.default, aten.clone.default):
-        return _copy(args[0], out)
-    return None
+    return _join(*args, out=out) if op is aten.cat.default else _copy(args[0], out)
 
 
 def _copy(x: Tensor, out: Tensor) -> Write | None:
