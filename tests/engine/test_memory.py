@@ -23,7 +23,7 @@ print(kept, min(faults[2:]))
 
 
 def count_faults(**settings: str) -> tuple[bool, int]:
-    """Whether memory is kept, and in how many new pages 50 MiB came at least, from the third time."""
+    """Whether memory is kept, and in how many new pages 50 MiB came at least, later on."""
     script = [sys.executable, "-c", COUNT_FAULTS]
     mine = {name: value for name, value in os.environ.items() if name not in SETTINGS}
     done = subprocess.run(script, env=mine | settings, capture_output=True, text=True, check=True)
