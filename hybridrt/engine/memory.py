@@ -11,7 +11,8 @@ CPU_SHARE = 0.5  # of what is free behind the weights: a CPU shares its memory w
 CUDA_SHARE = 0.8  # the rest is for activations
 
 KEPT_EACH, KEPT = 2**28, 2**30
-"""Bytes up to which memory that was given back is kept for what comes next: of one, and of all."""
+"""Bytes up to which memory that was given back is kept for what comes next: of one piece, and at
+the heap's end. What lies before something in use is kept in any case."""
 
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # of glibc's `mallopt`
 SETTINGS = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")

@@ -34,7 +34,7 @@ _READS = frozenset(
 
 aten = torch.ops.aten
 
-_COPIES = (aten._to_copy.default, aten.clone.default)
+COPIES = (aten._to_copy.default, aten.clone.default)
 
 
 class Tape:
@@ -96,7 +96,7 @@ class Tape:
         if (again := _kernel_for(op, args, kwargs, results)) is not None:
             self.hold(*tree_leaves(args))
             again()  # the same numbers once more, by a call that is noted
-        elif op in _COPIES:
+        elif op in COPIES:
             self.add(aten.copy_.default._op, (results[0], args[0]))
         elif len(results) == 1 and (writer := _writer(op)) is not None:
             function, name = writer
@@ -183,7 +183,7 @@ def _kernel_for(
     op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], results: list[Tensor]
 ) -> Callable[[], None] | None:
     """What writes the only result anew by a kernel; None: there is none for this operation."""
-    if len(results) != 1 or (kwargs and op not in _COPIES) or not has_numba(results[0]):
+    if len(results) != 1 or (kwargs and op not in COPIES) or not has_numba(results[0]):
         return None
     from hybridrt.kernels.cpu.in_place_of_torch import kernel_for
 

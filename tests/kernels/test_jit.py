@@ -1,6 +1,7 @@
 """Functions that are compiled apart, and who says that it calls them."""
 
 import importlib
+import inspect
 import pkgutil
 import subprocess
 import sys
@@ -94,6 +95,16 @@ def test_what_is_called_is_said(name: str) -> None:
         if function.__module__ == name:
             said = getattr(function, "calls", ())
             assert set(_called(function, set())) == set(said), function
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_kernels_take_plain_arguments(name: str) -> None:
+    """A tape finds what numba compiled by the kinds of a call's arguments, one for each."""
+    for value in vars(importlib.import_module(name)).values():
+        if isinstance(value, Kernel):
+            for parameter in inspect.signature(value).parameters.values():
+                assert parameter.kind is parameter.POSITIONAL_OR_KEYWORD, value
+                assert parameter.default is parameter.empty, value
 
 
 def test_some_functions_are_called_so() -> None:

@@ -52,6 +52,7 @@ SIZES = (
     replace(PLAIN, heads=21),  # more than a thread takes at once
     replace(PLAIN, nope_dim=7, rope_dim=6, rank=13, v_dim=5),
     replace(PLAIN, v_dim=24),  # larger than a key
+    replace(PLAIN, heads=5, nope_dim=70, rank=100, v_dim=75),  # weights of several tiles of rows
     replace(PLAIN, rank=64),
     replace(PLAIN, rank=4),
     replace(PLAIN, block_size=1),

@@ -105,9 +105,7 @@ class Kernel:
         step whose weights have gone through the caches since the last one.
         """
         kinds = tuple(map(self._compiled.typeof_pyval, args))
-        # Numba also converts arguments to what it has compiled.
-        compiled = self._compiled.overloads.get(kinds)
-        return self._compiled if compiled is None else compiled.entry_point
+        return self._compiled.overloads[kinds].entry_point
 
 
 def _compiles(function: Function, **options: Any) -> Kernel:

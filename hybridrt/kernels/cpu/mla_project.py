@@ -1,7 +1,7 @@
 """Takes queries to the latents of MLA, and latents to values, for a few tokens.
 
-Each weight is read once, in its own dtype, and multiplied in float32. For one token torch's
-product of bfloat16 matrices needs several times as long.
+Each weight is read once, in its own dtype, and multiplied in float32. Where all is bfloat16 there
+are `mla_project_pairs` and `mla_project_amx`.
 """
 
 from typing import no_type_check
