@@ -1,7 +1,10 @@
 # Two commands: `make demo` runs the shipped model, `make test` runs the test suite.
 PYTHON ?= python3
 VENV ?= .venv
-# Python compiles what is imported when it first is, which is less than what pip would compile.
+# Python compiles what is imported when it first is, which is less than what pip would compile. It
+# must keep that, whatever the environment says: each of the many processes of the tests would
+# compile all of torch again.
+export PYTHONDONTWRITEBYTECODE :=
 PIP = $(VENV)/bin/python -m pip --disable-pip-version-check install --quiet --no-compile \
 	-c constraints.txt
 
