@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from hybridrt.kernels.cpu.packed_linear import AT_ONCE
+from hybridrt.kernels.cpu.packed_linear import AT_ONCE, most_tokens
 from hybridrt.kernels.cpu.pairs import HAS_REGISTERS, MULTIPLIES_PAIRS
 from hybridrt.kernels.linear import FEWEST_SINGLES, BlockedWeight, find_blocks, pack_weight
 from hybridrt.layers.linear import Linear
@@ -50,7 +50,10 @@ def test_is_the_product(pairs: int, outputs: int, tokens: int, bias: bool) -> No
 
 @has_blocks
 @bounded(20)
-@given(tokens=st.integers(1, AT_ONCE), outputs=st.sampled_from([64, 70, 5000]))
+@given(
+    tokens=st.integers(1, min(AT_ONCE, most_tokens())),  # beyond, oneDNN may add up in other order
+    outputs=st.sampled_from([64, 70, 5000]),
+)
 def test_alone_is_as_beside_others(tokens: int, outputs: int) -> None:
     layer, _ = make_linear(130, outputs, bias=True)
     assert layer.blocked is not None

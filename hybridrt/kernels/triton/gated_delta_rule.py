@@ -14,7 +14,7 @@ from hybridrt.kernels.triton.states import prefill_turns
 
 # As long for every row, so that a row gives the same bits in any company. Products of float32
 # take three parts of each side in registers: larger tiles would not fit.
-_CHUNK = 32
+CHUNK = 32
 _VALUES, _STATES = 32, 4096  # value channels of a program at most, and numbers of a state
 _WARPS = 8  # at most: each has 16 key channels of a chunk, or more of wide keys
 
@@ -55,15 +55,15 @@ def gated_delta_rule(
     if n == num_rows:
         return y
     # What needs no state comes first, for chunks of all rows at once, those that follow too.
-    solved, seen = v.new_empty((2, len(v), heads, _CHUNK), dtype=torch.float32)
-    longest = triton.cdiv(int(batch.query_lens[n:].max()), _CHUNK)
+    solved, seen = v.new_empty((2, len(v), heads, CHUNK), dtype=torch.float32)
+    longest = triton.cdiv(int(batch.query_lens[n:].max()), CHUNK)
     solve_chunks[(longest, heads, num_rows - n)](
         *(q, k, g, beta, solved, seen, batch.cu_seqlens_q),
         *(*read_strides, *beta.stride(), *solved.stride()[:2]),
         n,
         **sizes,
         BLOCK_K=16,
-        BLOCK_T=_CHUNK,
+        BLOCK_T=CHUNK,
         num_warps=2,  # a product's sides of 32 are no work for more
     )
     block_v = min(_VALUES, block_of(value_dim), max(16, _STATES // block_k))
@@ -79,7 +79,7 @@ def gated_delta_rule(
             PARTS=parts,
             BLOCK_K=block_k // parts,
             BLOCK_V=block_v,
-            BLOCK_T=_CHUNK,
+            BLOCK_T=CHUNK,
             num_warps=parts,
             num_stages=2,
         )
