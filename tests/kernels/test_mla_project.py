@@ -10,10 +10,12 @@ from torch import Tensor
 from hybridrt.kernels.cpu import mla_project, mla_project_pairs
 from tests.harness.tolerance import assert_close
 
+# With dtypes of queries and weights, and of absorbed queries and latents.
 FORMS = [
-    pytest.param(mla_project, torch.float32, id="float32"),
-    pytest.param(mla_project, torch.bfloat16, id="bfloat16-in-lanes"),
-    pytest.param(mla_project_pairs, torch.bfloat16, id="bfloat16-by-pairs"),
+    pytest.param(mla_project, torch.float32, torch.float32, id="float32"),
+    pytest.param(mla_project, torch.bfloat16, torch.float32, id="bfloat16-in-lanes"),
+    pytest.param(mla_project_pairs, torch.bfloat16, torch.float32, id="bfloat16-by-pairs"),
+    pytest.param(mla_project_pairs, torch.bfloat16, torch.bfloat16, id="rounded"),
 ]
 # Of `nope_dim`, `rank` and `v_dim`; rows of a weight are taken 32 or 64 at a time.
 SIZES = [(64, 512, 64), (70, 100, 75), (33, 32, 33), (7, 13, 5), (1, 1, 1)]
@@ -38,18 +40,21 @@ def _inputs(rows: int, sizes: tuple[int, int, int], dtype: torch.dtype) -> tuple
 
 @pytest.mark.parametrize("rows", [1, 3, 16, 37])
 @pytest.mark.parametrize("sizes", SIZES)
-@pytest.mark.parametrize(("form", "dtype"), FORMS)
+@pytest.mark.parametrize(("form", "dtype", "between"), FORMS)
 def test_equal_their_definition_whatever_the_threads(
     form: ModuleType,
     dtype: torch.dtype,
+    between: torch.dtype,
     sizes: tuple[int, int, int],
     rows: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     q_nope, q_pe, latents, w_uk, w_uv = _inputs(rows, sizes, dtype)
+    latents = latents.to(between)
     absorbed = torch.einsum("thd,hdr->thr", q_nope.double(), w_uk.double())
     expanded = torch.einsum("thr,hvr->thv", latents.double(), w_uv.double())
     monkeypatch.setattr(form, "SMALL", 0)
+    monkeypatch.setattr(form, "ABSORBED", between, raising=False)
     found: list[tuple[Tensor, Tensor]] = []
     for threads in (1, 2, 3, 16):
         monkeypatch.setattr(numba, "get_num_threads", lambda n=threads: n)
@@ -59,10 +64,14 @@ def test_equal_their_definition_whatever_the_threads(
     for queries, values in found:
         assert torch.equal(queries, found[0][0]) and torch.equal(values, found[0][1])
     queries, values = found[0]
-    assert_close(queries[..., : sizes[1]], absorbed)
-    assert torch.equal(queries[..., sizes[1] :], q_pe.float())
-    if dtype == torch.float32:
-        assert_close(values, expanded)
-    else:  # rounded once
-        error = (values.double() - expanded).abs()
-        assert (error <= expanded.abs() * 2**-8 + 1e-5 * expanded.abs().max()).all()
+    assert torch.equal(queries[..., sizes[1] :], q_pe.to(between))
+    _assert_rounded_once(queries[..., : sizes[1]], absorbed)
+    _assert_rounded_once(values, expanded)
+
+
+def _assert_rounded_once(found: Tensor, exact: Tensor) -> None:
+    if found.dtype == torch.float32:
+        assert_close(found, exact)
+    else:
+        error = (found.double() - exact).abs()
+        assert (error <= exact.abs() * 2**-8 + 1e-5 * exact.abs().max()).all()

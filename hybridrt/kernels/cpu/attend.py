@@ -26,6 +26,7 @@ from hybridrt.kernels.cpu.attend_join import join_rows, write
 from hybridrt.kernels.cpu.attend_pairs import (
     add_tile,
     attend_by_pairs,
+    copy_queries,
     join_pairs,
     score_tile,
     split_queries,
@@ -43,6 +44,7 @@ from hybridrt.kernels.cpu.attend_tile import (
 )
 from hybridrt.kernels.cpu.bfloat16 import address_of, as_float, elements, integers, singles
 from hybridrt.kernels.cpu.jit import FIRST, calls, inner, sharing_kernel
+from hybridrt.kernels.cpu.pairs import BY_PAIRS
 from hybridrt.kernels.cpu.tile_registers import (
     OUTPUTS,
     ROWS,
@@ -53,6 +55,9 @@ from hybridrt.kernels.cpu.tile_registers import (
 from hybridrt.kernels.cpu.vectors import LANES, aligned, pointer
 
 SHARE = 400_000  # products that are worth a thread: 20 us with cold caches
+
+FEW_HEADS = 8
+"""Of a key head: for them reading takes as long as to multiply numbers that were widened."""
 
 
 def by_tiles(*tensors: Tensor) -> Literal[True] | None:
@@ -87,30 +92,49 @@ def _take_queries(q, query, here, sizes, scale, queries, width):  # pragma: no c
 
 @no_type_check
 def attend_piece(
-    q, query, queries, job, width, k, more, v, places, sizes, scale, softcap, softmax, v_width
+    q, query, group, queries, job, width, k, more, v, places, sizes, scale, softcap, softmax,
+    v_width
 ):  # fmt: skip
     """A job's queries: adds to `sums` and `totals`, and raises `tops`.
 
-    `queries: float32[job.heads, width]` is room for them. Compiled for each dtype of pages.
+    `queries: float32[job.heads, width]` is room for them. `group` of all query heads have a key
+    head. Compiled for each dtype of pages.
     """
 
 
 @overload(attend_piece)
 @no_type_check
 def _attend_piece(
-    q, query, queries, job, width, k, more, v, places, sizes, scale, softcap, softmax, v_width
+    q, query, group, queries, job, width, k, more, v, places, sizes, scale, softcap, softmax,
+    v_width
 ):  # fmt: skip  # pragma: no cover
-    def by_pairs(
-        q, query, queries, job, width, k, more, v, places, sizes, scale, softcap, softmax, v_width
+    def multiplied(
+        q, query, group, queries, job, width, k, more, v, places, sizes, scale, softcap, softmax,
+        v_width
+    ):  # fmt: skip
+        if group <= FEW_HEADS:
+            split_queries(q, query, job.heads, sizes, scale, queries, width)
+        else:
+            copy_queries(q.ctypes.data, query, job.heads, sizes, queries, width)
+        attend_by_pairs(
+            group > FEW_HEADS, queries, job, width, k, more, v, places, sizes, scale, softcap,
+            softmax, v_width
+        )  # fmt: skip
+        join_pairs(softmax.sums, job.heads, v_width)
+
+    def widened(
+        q, query, group, queries, job, width, k, more, v, places, sizes, scale, softcap, softmax,
+        v_width
     ):  # fmt: skip
         split_queries(q, query, job.heads, sizes, scale, queries, width)
         attend_by_pairs(
-            queries, job, width, k, more, v, places, sizes, softcap, softmax, v_width
+            False, queries, job, width, k, more, v, places, sizes, scale, softcap, softmax, v_width
         )  # fmt: skip
         join_pairs(softmax.sums, job.heads, v_width)
 
     def one_by_one(
-        q, query, queries, job, width, k, more, v, places, sizes, scale, softcap, softmax, v_width
+        q, query, group, queries, job, width, k, more, v, places, sizes, scale, softcap, softmax,
+        v_width
     ):  # fmt: skip
         _take_queries(q, query, job.heads, sizes, scale, queries, width)
         _attend_singles(
@@ -118,7 +142,9 @@ def _attend_piece(
             v_width
         )  # fmt: skip
 
-    return by_pairs if k.dtype == types.uint16 else one_by_one
+    if k.dtype != types.uint16:
+        return one_by_one
+    return multiplied if BY_PAIRS and q.dtype == types.uint16 else widened
 
 
 @inner
@@ -206,8 +232,8 @@ def _work(
             fetch(pointer(k), coming.k, 0, some, sizes.k, line)
             fetch(pointer(v), coming.v, 0, some, sizes.v, line)
             attend_piece(
-                q, query, queries, job, width, k, more, v, places, sizes, scale, softcap, softmax,
-                v_width
+                q, query, heads // sizes.kv_heads, queries, job, width, k, more, v, places, sizes,
+                scale, softcap, softmax, v_width
             )  # fmt: skip
         else:
             pack_queries(

@@ -1,26 +1,35 @@
-"""What `attend_tile` does, of bfloat16: keys and values are widened by pairs."""
+"""What `attend_tile` does, of bfloat16: keys and values are widened by pairs, or multiplied so.
+
+`by_pairs`, where it is an argument, says whether queries and weights are bfloat16, too.
+"""
 
 from typing import no_type_check
 
 from hybridrt.kernels.cpu.attend_tile import TILE, weigh
+from hybridrt.kernels.cpu.bfloat16 import halves
 from hybridrt.kernels.cpu.jit import apart, inner
+from hybridrt.kernels.cpu.pair_order import PAIRS, one_behind_another, side_by_side
 from hybridrt.kernels.cpu.pair_tile import (
     MOST_HEADS,
-    PAIRS,
     TOKENS,
-    add_values,
-    one_behind_another,
-    score,
-    side_by_side,
+    Multiplied,
+    Widened,
+    make_add_values,
+    make_score,
 )
+from hybridrt.kernels.cpu.pairs import BY_PAIRS, store_pairs
 from hybridrt.kernels.cpu.vector_math import mul, splat
-from hybridrt.kernels.cpu.vectors import LANES, load_up_to, pointer, store
+from hybridrt.kernels.cpu.vectors import LANES, load, load_up_to, pointer, store
 
 STEP = 32
-"""Tokens, of which first keys are read and then values: all stay in the nearest cache."""
+"""Tokens, of which first keys are read and then values: all stay in the nearest cache. By pairs a
+whole tile is as fast, and has fewer beginnings and ends."""
 
 TOGETHER = 8
 """Tokens whose keys all heads use one after the other."""
+
+_score, _score_by_pairs = make_score(Widened), make_score(Multiplied)
+_add, _add_by_pairs = make_add_values(Widened), make_add_values(Multiplied)
 
 
 @inner
@@ -51,12 +60,44 @@ def split_queries(q, query, heads, sizes, scale, queries, width):  # pragma: no 
         split(q, begin + sizes.k, sizes.more, scale, queries, g * width + width_of(sizes.k))
 
 
+@inner
+@no_type_check
+def copy_queries(q, query, heads, sizes, queries, width):  # pragma: no cover
+    """The same of bfloat16 at an address, as they are. What fills up lines are zeros already."""
+    for g in range(heads):
+        given = halves(q + 2 * (query + g * sizes.q_head), sizes.k + sizes.more)
+        row = queries.ctypes.data + 4 * g * width
+        first, second = halves(row, sizes.k), halves(row + 2 * width_of(sizes.k), sizes.more)
+        first[:], second[:] = given[: sizes.k], given[sizes.k :]
+
+
+@inner
+@no_type_check
+def _scale(scores, heads, tile, scale):  # pragma: no cover
+    """Scores of queries that weren't scaled."""
+    times = splat(scale)
+    for g in range(heads):
+        for t in range(g * TILE, g * TILE + tile, LANES):
+            store(mul(load(scores, t), times), scores, t)
+
+
+@inner
+@no_type_check
+def _narrow(at_scores, scores, heads, tile):  # pragma: no cover
+    """Weights as bfloat16, a row in the first half of where it was."""
+    for g in range(heads):
+        row = pointer(halves(at_scores + 4 * TILE * g, TILE))
+        for t in range(0, tile, LANES):
+            store_pairs(load(scores, TILE * g + t), row, t)
+
+
 @apart
 @no_type_check
 def score_tile(
-    heads, q, q_bytes, keys, places, size, more, more_places, more_size, tokens, ahead, leap, scores
+    by_pairs, heads, q, q_bytes, keys, places, size, more, more_places, more_size, tokens, ahead,
+    leap, scores
 ):  # fmt: skip  # pragma: no cover
-    """Writes scores of some query heads of a key head; as `score` does, of up to `STEP` tokens."""
+    """Writes scores of some query heads of a key head; as `score` does, of a tile's tokens."""
     groups = (heads + MOST_HEADS - 1) // MOST_HEADS
     # All heads use some keys while the nearest cache has them.
     together = TOGETHER if groups > 1 else STEP
@@ -64,17 +105,25 @@ def score_tile(
         for group in range(groups):
             first, stop = heads * group // groups, heads * (group + 1) // groups
             for t in range(near, min(near + together, tokens), TOKENS[stop - first - 1]):
-                score(
-                    stop - first, q + q_bytes * first, q_bytes, keys, places + 8 * t, size, more,
-                    more_places + 8 * t, more_size, ahead if group == 0 else 0,
-                    leap if group == 0 else 0, scores + 4 * (TILE * first + t)
-                )  # fmt: skip
+                to_read = (ahead, leap) if group == 0 else (0, 0)
+                if BY_PAIRS and by_pairs != 0:
+                    _score_by_pairs(
+                        stop - first, q + q_bytes * first, q_bytes, keys, places + 8 * t, size,
+                        more, more_places + 8 * t, more_size, *to_read,
+                        scores + 4 * (TILE * first + t)
+                    )  # fmt: skip
+                else:
+                    _score(
+                        stop - first, q + q_bytes * first, q_bytes, keys, places + 8 * t, size,
+                        more, more_places + 8 * t, more_size, *to_read,
+                        scores + 4 * (TILE * first + t)
+                    )  # fmt: skip
 
 
 @apart
 @no_type_check
 def add_tile(
-    heads, size, weights, kept, values, places, tokens, ahead, leap, sums, sum_bytes
+    by_pairs, heads, size, weights, kept, values, places, tokens, ahead, leap, sums, sum_bytes
 ):  # fmt: skip  # pragma: no cover
     """Adds weighted values of a tile of tokens, as `add_values` does, of `size` numbers."""
     groups, d = (heads + MOST_HEADS - 1) // MOST_HEADS, 0
@@ -82,20 +131,29 @@ def add_tile(
         numbers = 2 * PAIRS if d + 2 * PAIRS <= size else min(PAIRS, size - d)
         for group in range(groups):
             first, stop = heads * group // groups, heads * (group + 1) // groups
-            add_values(
-                stop - first, numbers, weights + 4 * TILE * first, kept + 4 * first, values + 2 * d,
-                places, tokens, ahead if group == 0 else 0, leap if group == 0 else 0,
-                sums + sum_bytes * first + 4 * d, sum_bytes
-            )  # fmt: skip
+            to_read = (ahead, leap) if group == 0 else (0, 0)
+            if BY_PAIRS and by_pairs != 0:
+                _add_by_pairs(
+                    stop - first, numbers, weights + 4 * TILE * first, kept + 4 * first,
+                    values + 2 * d, places, tokens, *to_read, sums + sum_bytes * first + 4 * d,
+                    sum_bytes
+                )  # fmt: skip
+            else:
+                _add(
+                    stop - first, numbers, weights + 4 * TILE * first, kept + 4 * first,
+                    values + 2 * d, places, tokens, *to_read, sums + sum_bytes * first + 4 * d,
+                    sum_bytes
+                )  # fmt: skip
         d += numbers
 
 
 @inner
 @no_type_check
 def attend_by_pairs(
-    queries, job, width, k, more, v, places, sizes, softcap, softmax, v_width
+    by_pairs, queries, job, width, k, more, v, places, sizes, scale, softcap, softmax, v_width
 ):  # fmt: skip  # pragma: no cover
-    """A job's split queries: adds to `sums` and `totals`, and raises `tops`, of `softmax`.
+    """A job's split queries, or copied ones, whose scores `scale` is for: adds to `sums` and
+    `totals`, and raises `tops`, of `softmax`.
 
     Its `sums: float32[job.heads, v_width]` are split, too. Key heads take turns at a few tokens,
     as these lie in pages.
@@ -107,24 +165,30 @@ def attend_by_pairs(
     scores, at_scores = pointer(softmax.scores), softmax.scores.ctypes.data
     tops, totals, kept = pointer(softmax.tops), pointer(softmax.totals), pointer(softmax.kept)
     at_kept, group = softmax.kept.ctypes.data, job.heads // job.kv_heads
-    for begin in range(0, job.tokens, STEP):
-        tile = min(STEP, job.tokens - begin)
+    step = TILE if by_pairs else STEP
+    for begin in range(0, job.tokens, step):
+        tile = min(step, job.tokens - begin)
         for n in range(job.kv_heads):
             # Meanwhile what is used next is read: the next head's tokens, and behind the last
             # one's the first one's next ones.
-            ahead, leap = (0, 2) if n + 1 < job.kv_heads else (STEP, -2 * n)
+            ahead, leap = (0, 2) if n + 1 < job.kv_heads else (step, -2 * n)
             head = n * group
             score_tile(
-                group, q + 4 * width * head, 4 * width, at_k + 2 * sizes.k_head * n,
+                by_pairs, group, q + 4 * width * head, 4 * width, at_k + 2 * sizes.k_head * n,
                 of_k + 8 * begin, sizes.k, at_more, of_more + 8 * begin, sizes.more, tile, ahead,
                 leap * sizes.k_head, at_scores
             )  # fmt: skip
+            if by_pairs:
+                _scale(scores, group, tile, scale)
             weigh(scores, head, group, tile, softcap, tops, totals, kept)
+            if by_pairs:
+                _narrow(at_scores, scores, group, tile)
             if sizes.values_are_keys:
                 ahead, leap = 0, 0
             add_tile(
-                group, sizes.v, at_scores, at_kept, at_v + 2 * sizes.v_head * n, of_v + 8 * begin,
-                tile, ahead, leap * sizes.v_head, sums + 4 * v_width * head, 4 * v_width
+                by_pairs, group, sizes.v, at_scores, at_kept, at_v + 2 * sizes.v_head * n,
+                of_v + 8 * begin, tile, ahead, leap * sizes.v_head, sums + 4 * v_width * head,
+                4 * v_width
             )  # fmt: skip
 
 

@@ -9,9 +9,10 @@ from typing import no_type_check
 import numba
 import numpy as np
 import torch
-from jaxtyping import BFloat16, Float32
+from jaxtyping import BFloat16, Float
 from torch import Tensor
 
+from hybridrt.kernels.cpu.attend_join import write
 from hybridrt.kernels.cpu.attend_pairs import (
     STEP,
     add_tile,
@@ -21,44 +22,49 @@ from hybridrt.kernels.cpu.attend_pairs import (
     width_of,
 )
 from hybridrt.kernels.cpu.attend_tile import TILE
-from hybridrt.kernels.cpu.bfloat16 import halves, narrow, singles, widen
+from hybridrt.kernels.cpu.bfloat16 import elements, halves, narrow, of_dtype, widen
 from hybridrt.kernels.cpu.jit import ALONE, FIRST, calls, inner, sharing_kernel
 from hybridrt.kernels.cpu.mla_project import ROWS, SMALL
 from hybridrt.kernels.cpu.pair_tile import TOKENS
-from hybridrt.kernels.cpu.vectors import aligned
+from hybridrt.kernels.cpu.pairs import BY_PAIRS
+from hybridrt.kernels.cpu.vectors import LANES, aligned, load_up_to, pointer, store_up_to
 
 SPARE = max(TOKENS)  # places behind a tile's last row, for those who take several at once
+
+ABSORBED = torch.bfloat16 if BY_PAIRS else torch.float32
+"""What absorbed queries are: where `attend` multiplies by pairs, those that it takes."""
 
 
 def absorb(
     q_nope: BFloat16[Tensor, "rows heads nope_dim"],
     q_pe: BFloat16[Tensor, "rows heads rope_dim"],
     w_uk: BFloat16[Tensor, "heads nope_dim rank"],
-) -> Float32[Tensor, "rows heads latent_dim"]:
-    """Queries that can be compared with latents."""
+) -> Float[Tensor, "rows heads latent_dim"]:
+    """Queries that can be compared with latents, in `ABSORBED`."""
     rows, heads, dim = q_nope.shape
     rank, rope_dim = w_uk.shape[2], q_pe.shape[2]
     q_nope, q_pe = (q if q.stride(2) == 1 else q.contiguous() for q in (q_nope, q_pe))
-    out = torch.empty(rows, heads, rank + rope_dim, dtype=torch.float32)
+    out = torch.empty(rows, heads, rank + rope_dim, dtype=ABSORBED)
     threads = numba.get_num_threads() if q_nope.numel() * rank > SMALL else 1
     _absorb(
         *(q_nope.data_ptr(), q_nope.stride(0), q_nope.stride(1), dim),
         *(q_pe.data_ptr(), q_pe.stride(0), q_pe.stride(1), rope_dim),
         *(w_uk.data_ptr(), w_uk.stride(0), w_uk.stride(1), rank),
-        *(rows, heads, out.data_ptr(), threads),
+        *(rows, heads, of_dtype(out), out.data_ptr(), threads),
     )
     return out
 
 
 def expand_values(
-    latent: Float32[Tensor, "rows heads rank"],
+    latent: Float[Tensor, "rows heads rank"],
     w_uv: BFloat16[Tensor, "heads v_dim rank"],
     out: BFloat16[Tensor, "rows heads v_dim"],
 ) -> None:
     """Each head's value, of a latent that it attended to. Neither `latent` nor `out` has gaps."""
     threads = numba.get_num_threads() if out.numel() * latent.shape[2] > SMALL else 1
     _expand(
-        *(latent.data_ptr(), *latent.shape, w_uv.data_ptr(), w_uv.stride(0), w_uv.stride(1)),
+        *(of_dtype(latent), latent.data_ptr(), *latent.shape),
+        *(w_uv.data_ptr(), w_uv.stride(0), w_uv.stride(1)),
         *(out.data_ptr(), out.shape[2], threads),
     )
 
@@ -76,7 +82,7 @@ def _leap(first, dim, head, end, head_stride, row_stride):  # pragma: no cover  
 @no_type_check
 def _absorb_heads(
     worker, workers, q, q_row, q_head, dim, pe, pe_row, pe_head, pe_dim, w, w_head, w_row, rank,
-    rows, heads, out
+    rows, heads, found
 ):  # fmt: skip  # pragma: no cover
     """A worker's share of the heads, which are neighbours: so their weights are, too."""
     width, most = width_of(rank), min(rows, ROWS)
@@ -94,49 +100,50 @@ def _absorb_heads(
                 for n in range(some):
                     weights[g * TILE + n] = widen(given[n])
             add_tile(
-                count, rank, weights.ctypes.data, kept.ctypes.data,
+                0, count, rank, weights.ctypes.data, kept.ctypes.data,
                 w + 2 * (head * w_head + first * w_row), places.ctypes.data, some, 0,
                 _leap(first, dim, head, end, w_head, w_row), sums.ctypes.data, 4 * width
             )  # fmt: skip
         join_pairs(sums, count, width)
         for g in range(count):
-            size = rank + pe_dim
-            found = singles(out + 4 * size * ((row + g) * heads + head), size)
-            found[:rank] = sums[g * width : g * width + rank]
-            given = halves(pe + 2 * ((row + g) * pe_row + head * pe_head), pe_dim)
-            for d in range(pe_dim):
-                found[rank + d] = widen(given[d])
+            place = (rank + pe_dim) * ((row + g) * heads + head)
+            write(sums, g * width, np.float32(1), found, place, rank)
+            given = pointer(halves(pe + 2 * ((row + g) * pe_row + head * pe_head), pe_dim))
+            for d in range(0, pe_dim, LANES):
+                numbers = load_up_to(given, d, pe_dim - d)
+                store_up_to(numbers, pointer(found), place + rank + d, pe_dim - d)
 
 
 @sharing_kernel
 @calls(add_tile)
 @no_type_check
 def _absorb(
-    q, q_row, q_head, dim, pe, pe_row, pe_head, pe_dim, w, w_head, w_row, rank, rows, heads, out,
-    threads
+    q, q_row, q_head, dim, pe, pe_row, pe_head, pe_dim, w, w_head, w_row, rank, rows, heads, like,
+    out, threads
 ):  # fmt: skip  # pragma: no cover
+    found = elements(out, rows * heads * (rank + pe_dim), like)
     if threads == 1:
         _absorb_heads(
             FIRST, ALONE, q, q_row, q_head, dim, pe, pe_row, pe_head, pe_dim, w, w_head, w_row,
-            rank, rows, heads, out
+            rank, rows, heads, found
         )  # fmt: skip
         return
     for worker in numba.prange(threads):
         _absorb_heads(
             np.int64(worker), threads, q, q_row, q_head, dim, pe, pe_row, pe_head, pe_dim, w,
-            w_head, w_row, rank, rows, heads, out
+            w_head, w_row, rank, rows, heads, found
         )  # fmt: skip
 
 
 @inner
 @no_type_check
 def _expand_heads(
-    worker, workers, latent, rows, heads, rank, w, w_head, w_row, out, v_dim
+    worker, workers, given, rows, heads, rank, w, w_head, w_row, out, v_dim
 ):  # fmt: skip  # pragma: no cover
     """A worker's share of the heads."""
     width, most = width_of(rank), min(rows, ROWS)
     queries, scores = aligned(most * width), aligned(most * TILE)
-    given, places = singles(latent, rows * heads * rank), np.empty(STEP + SPARE, np.int64)
+    places = np.empty(STEP + SPARE, np.int64)
     begin, end = heads * worker // workers, heads * (worker + 1) // workers
     for job in range((end - begin) * ((rows + most - 1) // most)):
         head, row = begin + job % (end - begin), job // (end - begin) * most
@@ -149,7 +156,7 @@ def _expand_heads(
             for n in range(len(places)):
                 places[n] = min(n, some - 1) * w_row
             score_tile(
-                count, queries.ctypes.data, 4 * width, w + 2 * (head * w_head + first * w_row),
+                0, count, queries.ctypes.data, 4 * width, w + 2 * (head * w_head + first * w_row),
                 places.ctypes.data, rank, 0, places.ctypes.data, 0, some, 0,
                 _leap(first, v_dim, head, end, w_head, w_row), scores.ctypes.data
             )  # fmt: skip
@@ -163,12 +170,13 @@ def _expand_heads(
 @calls(score_tile)
 @no_type_check
 def _expand(
-    latent, rows, heads, rank, w, w_head, w_row, out, v_dim, threads
+    like, latent, rows, heads, rank, w, w_head, w_row, out, v_dim, threads
 ):  # fmt: skip  # pragma: no cover
+    given = elements(latent, rows * heads * rank, like)
     if threads == 1:
-        _expand_heads(FIRST, ALONE, latent, rows, heads, rank, w, w_head, w_row, out, v_dim)
+        _expand_heads(FIRST, ALONE, given, rows, heads, rank, w, w_head, w_row, out, v_dim)
         return
     for worker in numba.prange(threads):
         _expand_heads(
-            np.int64(worker), threads, latent, rows, heads, rank, w, w_head, w_row, out, v_dim
+            np.int64(worker), threads, given, rows, heads, rank, w, w_head, w_row, out, v_dim
         )  # fmt: skip

@@ -10,7 +10,7 @@ from jaxtyping import Float, Float32, Shaped
 from torch import Tensor
 
 from hybridrt.batch import Rows, TokenPages
-from hybridrt.kernels.cpu.attend import attend, by_tiles
+from hybridrt.kernels.cpu.attend import FEW_HEADS, attend, by_tiles
 from hybridrt.kernels.cpu.attend_jobs import Sizes
 from hybridrt.kernels.cpu.attend_lanes import attend_lanes
 from hybridrt.kernels.cpu.bfloat16 import DTYPES, are_singles, is_readable, of_dtype
@@ -18,9 +18,6 @@ from hybridrt.kernels.cpu.causal_attention import causal_attention
 from hybridrt.kernels.reference import paged_attention as reference
 from hybridrt.kernels.reference.gather import Reach
 from hybridrt.kernels.reference.softmax_attention import Softmax
-
-FEW_HEADS = 8
-"""Of a key head: for them vectors are as fast as AMX."""
 
 
 def paged_attention(

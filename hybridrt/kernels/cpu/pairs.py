@@ -62,6 +62,14 @@ def as_singles(builder: Any, pairs: Any) -> tuple[Any, Any]:
     return builder.bitcast(first, _FLOATS), builder.bitcast(second, _FLOATS)
 
 
+def next_to_each_other(builder: Any, one: Any, other: Any) -> tuple[Any, Any]:
+    """The first of each pair of either, side by side, and the second of each."""
+    low, bits = all_lanes((1 << 16) - 1, _PAIRS), all_lanes(16, _PAIRS)
+    first = builder.or_(builder.and_(one, low), builder.shl(other, bits))
+    second = builder.or_(builder.lshr(one, bits), builder.and_(other, builder.not_(low)))
+    return first, second
+
+
 @intrinsic
 @no_type_check
 def store_pairs(typing_context, floats, to, place):
