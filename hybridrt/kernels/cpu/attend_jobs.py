@@ -14,9 +14,7 @@ from hybridrt.kernels.cpu.jit import inner
 PIECE = 512  # tokens: to begin and to join a piece costs what some dozens of tokens do
 MOST = 4 * PIECE  # tokens at most
 PIECES = 8  # of a long sequence, if they aren't longer than that
-MORE = (
-    TILE + 16
-)  # places behind them, for those who take several tokens or begin to read later ones
+MORE = TILE + 16  # places behind them: of later tokens that are read ahead, and several at once
 GRAIN = 16  # tokens: pieces begin with whole ones, as pages do
 HEADS = 16  # query heads of a key head at once
 FEWEST = 4  # of them at least: what is read for them is widened once
