@@ -108,27 +108,19 @@ def _attend_piece(
     q, query, group, queries, job, width, k, more, v, places, sizes, scale, softcap, softmax,
     v_width
 ):  # fmt: skip  # pragma: no cover
-    def multiplied(
-        q, query, group, queries, job, width, k, more, v, places, sizes, scale, softcap, softmax,
-        v_width
-    ):  # fmt: skip
-        if group <= FEW_HEADS:
-            split_queries(q, query, job.heads, sizes, scale, queries, width)
-        else:
-            copy_queries(q.ctypes.data, query, job.heads, sizes, queries, width)
-        attend_by_pairs(
-            group > FEW_HEADS, queries, job, width, k, more, v, places, sizes, scale, softcap,
-            softmax, v_width
-        )  # fmt: skip
-        join_pairs(softmax.sums, job.heads, v_width)
+    multiplies = BY_PAIRS and q.dtype == types.uint16
 
-    def widened(
+    def by_pairs(
         q, query, group, queries, job, width, k, more, v, places, sizes, scale, softcap, softmax,
         v_width
     ):  # fmt: skip
-        split_queries(q, query, job.heads, sizes, scale, queries, width)
+        many = multiplies and group > FEW_HEADS
+        if many:
+            copy_queries(q.ctypes.data, query, job.heads, sizes, queries, width)
+        else:
+            split_queries(q, query, job.heads, sizes, scale, queries, width)
         attend_by_pairs(
-            False, queries, job, width, k, more, v, places, sizes, scale, softcap, softmax, v_width
+            many, queries, job, width, k, more, v, places, sizes, scale, softcap, softmax, v_width
         )  # fmt: skip
         join_pairs(softmax.sums, job.heads, v_width)
 
@@ -142,9 +134,7 @@ def _attend_piece(
             v_width
         )  # fmt: skip
 
-    if k.dtype != types.uint16:
-        return one_by_one
-    return multiplied if BY_PAIRS and q.dtype == types.uint16 else widened
+    return by_pairs if k.dtype == types.uint16 else one_by_one
 
 
 @inner
