@@ -74,6 +74,11 @@ class SamplingParams(Value):
         return self.temperature == 0
 
     @property
+    def changes_no_logits(self) -> bool:
+        """Whether a token is chosen from the model's logits as they are."""
+        return not (self.penalises or self.logit_bias or self.min_tokens)
+
+    @property
     def penalises(self) -> bool:
         """Whether logits depend on the tokens so far."""
         return (

@@ -16,6 +16,10 @@ class Entry:
     arrival_time: float = field(default_factory=time.monotonic)
     first_scheduled_time: float | None = None
     first_token_time: float | None = None
+    _prompt_token_ids: list[int] = field(init=False)  # one list for all outputs, of every step
+
+    def __post_init__(self) -> None:
+        self._prompt_token_ids = list(self.request.prompt_token_ids)
 
     @property
     def finished(self) -> bool:
@@ -37,7 +41,7 @@ class Entry:
         return RequestOutput(
             request_id=self.request.request_id,
             prompt=self.request.prompt,
-            prompt_token_ids=list(self.request.prompt_token_ids),
+            prompt_token_ids=self._prompt_token_ids,
             prompt_logprobs=None if first.prompt_logprobs is None else list(first.prompt_logprobs),
             num_cached_tokens=first.num_cached_tokens,
             cache_note=first.cache_note or "disabled",

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from hybridrt.batch import ForwardBatch
@@ -20,6 +20,7 @@ from hybridrt.engine.sampler import SamplingRow, sample
 from hybridrt.engine.scheduler import Row
 from hybridrt.engine.sequence import Sequence
 from hybridrt.engine.static_decode import StaticDecode
+from hybridrt.kernels.sample import likeliest
 from hybridrt.models.causal_lm import CausalLM
 from hybridrt.request import TokenLogprobs
 from hybridrt.transfer import HostCopy, to_device
@@ -126,7 +127,7 @@ class Runner:
         ]
 
     def _draw(self, logits: Float[Tensor, "rows vocab"], sequences: Rows[Sequence]) -> list[Draw]:
-        chosen = sample(logits, [self._sampling_row(sequence) for sequence in sequences])
+        chosen = self._choose(logits, sequences)
         wanted = [n for n, sequence in enumerate(sequences) if sequence.logprobs is not None]
         counts = [sequences[n].params.logprobs or 0 for n in wanted]
         columns: Iterable[Tensor] = ()
@@ -139,6 +140,13 @@ class Runner:
         entries = token_logprobs(columns, counts, self._token_text) if wanted else []
         logprobs = dict(zip(wanted, entries, strict=True))
         return [Draw(token, logprobs.get(n)) for n, token in enumerate(tokens.tolist())]
+
+    def _choose(
+        self, logits: Float[Tensor, "rows vocab"], sequences: Rows[Sequence]
+    ) -> Int64[Tensor, " rows"]:
+        if all([sequence.takes_likeliest for sequence in sequences]):
+            return likeliest(logits)
+        return sample(logits, [self._sampling_row(sequence) for sequence in sequences])
 
     def _prepare_next(self) -> None:
         """While the device is at work: what the next step needs beside its tokens.

@@ -20,7 +20,7 @@ class Sequence:
     `prompt_logprobs` has an entry per prompt token once they are known, None first; None
     altogether if nobody asked. Steps that failed count as preemptions too. `siblings` are the
     request's other outputs, which wait for this one's prompt, to go on behind it with other
-    draws.
+    draws. `takes_likeliest` says that every token of it is that of the largest logit.
     """
 
     sequence_id: str
@@ -43,6 +43,7 @@ class Sequence:
     num_cached_tokens: int = 0
     cache_note: CacheNote | None = None
     siblings: "list[Sequence]" = field(default_factory=list)
+    takes_likeliest: bool = field(init=False)
     _prompt_data: bytes = field(init=False)
     _stop_tokens: frozenset[int] = field(init=False)
     _least_tokens: int = field(init=False)
@@ -50,6 +51,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         params = self.params
+        self.takes_likeliest = params.greedy and params.changes_no_logits
         self.token_ids = list(self.request.prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
         self._prompt_data = token_bytes(self.token_ids)

@@ -5,6 +5,7 @@ What is compiled for shapes, or captured with addresses, serves every step of a 
 
 from collections.abc import Callable, Sequence
 from itertools import takewhile
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -74,6 +75,10 @@ class StaticBatches:
             self._tables[group.name] = self._zeros((most, width), torch.int32)
             self._places[group.name] = self._zeros(most, torch.int64) + NO_PLACE
         self._batches = {size: self._batch(size) for size in sizes}
+        rows = range(most + 1)
+        self._size_for = [next(size for size in self.sizes if size >= n) for n in rows]
+        self._filled: ForwardBatch | None = None  # from which, and what of it moves on in place
+        self._copies: list[tuple[Any, Any]] = []
 
     @property
     def tables(self) -> list[Tensor]:
@@ -92,30 +97,50 @@ class StaticBatches:
 
     def smallest(self, batch: ForwardBatch) -> ForwardBatch:
         """The smallest batch that has room for these rows."""
-        return self._batches[next(size for size in self.sizes if size >= batch.num_rows)]
+        return self._batches[self._size_for[batch.num_rows]]
 
-    def fill_tokens(self, batch: ForwardBatch) -> None:
-        """Writes these rows' tokens into the smallest batch that has room for them."""
-        _put(self._input_ids, batch.input_ids, self.smallest(batch).num_rows, 0)
+    def fill_tokens(self) -> None:
+        """Writes the tokens of the batch of which `fill_rest` wrote the rest last."""
+        into, given = self._copies[0]
+        into[...] = given
 
     def fill_rest(self, batch: ForwardBatch) -> None:
-        """Writes all but the tokens: where these rows stand, and where they keep what."""
-        n, size = batch.num_rows, self.smallest(batch).num_rows
-        _put(self._positions, batch.positions, size, 0)
+        """Writes where these rows stand and keep what into the smallest batch with room for them.
+
+        A batch that was moved on since it was filled in last has the same rows and tensors.
+        """
+        if batch is not self._filled:
+            self._begin(batch)
+            self._filled = batch
+        for into, given in self._copies[1:]:
+            into[...] = given
+
+    def _begin(self, batch: ForwardBatch) -> None:
+        """Writes padding, and what stays while a batch moves on; notes what is to be copied."""
+        n, size = batch.num_rows, self._size_for[batch.num_rows]
+        parts = [
+            (self._input_ids, batch.input_ids, 0),
+            (self._positions, batch.positions, 0),
+            (self._seq_lens, batch.seq_lens, 1),
+            (self._context_lens, batch.context_lens, 0),
+        ]
         if self._rope_positions is not self._positions:
-            _put(self._rope_positions, batch.rope_positions, size, 0)
-        _put(self._seq_lens, batch.seq_lens, size, 1)
-        _put(self._context_lens, batch.context_lens, size, 0)
+            parts.append((self._rope_positions, batch.rope_positions, 0))
         for name, places in self._places.items():
             placed = batch.groups[name]
             if isinstance(placed, StatePages):
-                _put(places.t(), placed.pages.t(), size, NO_PLACE)
+                places[:, :n] = placed.pages
+                places[:, n:size] = NO_PLACE
                 continue
-            _put(places, placed.slots, size, NO_PLACE)
-            table, given = self._tables[name][:size], placed.page_table
-            width = min(table.shape[1], given.shape[1])
-            table.zero_()
-            table[:n, :width] = given[:, :width]
+            parts.append((places, placed.slots, NO_PLACE))
+            table = self._tables[name]
+            width = min(table.shape[1], placed.page_table.shape[1])
+            table[:size].zero_()
+            parts.append((table[:, :width], placed.page_table[:, :width], 0))
+        self._copies = []
+        for into, given, padding in parts:
+            into[n:size] = padding
+            self._copies.append((_in_place(into[:n]), _in_place(given)))
 
     def _batch(self, size: int) -> ForwardBatch:
         groups: dict[str, TokenPages | StatePages] = {}
@@ -165,8 +190,9 @@ class StaticDecode:
         if self._prepared is not batch:
             self.batches.fill_rest(batch)
         self._prepared = None
-        self.batches.fill_tokens(batch)
-        return self._step(self.batches.smallest(batch))[: batch.num_rows]
+        self.batches.fill_tokens()
+        logits = self._step(self.batches.smallest(batch))
+        return logits if len(logits) == batch.num_rows else logits[: batch.num_rows]
 
     def prepare(self, batch: ForwardBatch) -> None:
         """Takes all of the next batch but its tokens, once the step before it is launched."""
@@ -185,8 +211,6 @@ def table_width(group: GroupPlan, max_model_len: int) -> int:
     return min(blocks, -(-group.window.size // size) + 1)
 
 
-def _put(into: Tensor, values: Tensor, size: int, padding: int) -> None:
-    """The first rows of `size`; the others are padding."""
-    into[: len(values)].copy_(values, non_blocking=True)
-    if len(values) < size:
-        into[len(values) : size] = padding
+def _in_place(tensor: Tensor) -> Any:
+    """The tensor, or the same memory for numpy, which copies a few numbers in less time."""
+    return tensor.numpy() if tensor.device.type == "cpu" else tensor

@@ -1,6 +1,6 @@
 """Padded decode steps on fixed tensors give what a batch of the rows alone gives."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import pytest
 import torch
@@ -128,6 +128,51 @@ def test_of_a_prepared_batch_only_tokens_are_filled_in_later(
     llm.generate([[1] * 3, [2] * 5], SamplingParams(max_tokens=10, ignore_eos=True))
     assert filled.count(True) == 1  # the first
     assert filled.count(False) >= 8
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+@pytest.mark.parametrize("name", [ALL_KINDS, "llama-longrope-long", "hybrid_stack-sliding-windows"])
+def test_a_batch_that_moved_on_is_filled_in_as_if_anew(
+    name: str, page_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While sequences go on, end and come in, of more and fewer than a size has rows."""
+    requests = {job: (4 * i, of) for i, (job, of) in enumerate(jobs(name).items())}
+    llm = open_llm(name, page_size=page_size, max_num_seqs=MOST)
+    pad(llm)
+    decode, fill, moved = llm.engine._runner.static_decode, StaticBatches.fill_rest, list[bool]()
+    assert decode is not None
+
+    def compared(batches: StaticBatches, batch: ForwardBatch) -> None:
+        moved.append(batch is batches._filled)
+        fill(batches, batch)
+        new = StaticBatches(
+            llm.plan.groups,
+            batches.sizes,
+            llm.max_model_len,
+            torch.device("cpu"),
+            switches_rope=llm.engine.model.rope_switch_length is not None,
+        )
+        fill(new, batch)
+        for each in (batches, new):
+            each.fill_tokens()
+        for padded, expected in zip(
+            numbers_of(batches.smallest(batch)), numbers_of(new.smallest(batch)), strict=True
+        ):
+            assert torch.equal(padded, expected)
+
+    monkeypatch.setattr(StaticBatches, "fill_rest", compared)
+    assert_all_same(run(llm, requests), name)
+    assert moved.count(True) > 3 and moved.count(False) > 1
+
+
+def numbers_of(batch: ForwardBatch) -> list[Tensor]:
+    """All that layers read of a padded batch."""
+    parts = [
+        getattr(owner, field.name)
+        for owner in (batch, *batch.groups.values())
+        for field in fields(owner)
+    ]
+    return [part for part in parts if isinstance(part, Tensor)]
 
 
 @pytest.mark.parametrize("backend", ["reference", "numba"])
