@@ -170,7 +170,8 @@ def attend_by_pairs(
         tile = min(step, job.tokens - begin)
         for n in range(job.kv_heads):
             # Meanwhile what is used next is read: the next head's tokens, and behind the last
-            # one's the first one's next ones.
+            # one's the first one's next ones. Where values are keys they are asked for twice: what
+            # comes too fast the processor drops.
             ahead, leap = (0, 2) if n + 1 < job.kv_heads else (step, -2 * n)
             head = n * group
             score_tile(
@@ -183,8 +184,6 @@ def attend_by_pairs(
             weigh(scores, head, group, tile, softcap, tops, totals, kept)
             if by_pairs:
                 _narrow(at_scores, scores, group, tile)
-            if sizes.values_are_keys:
-                ahead, leap = 0, 0
             add_tile(
                 by_pairs, group, sizes.v, at_scores, at_kept, at_v + 2 * sizes.v_head * n,
                 of_v + 8 * begin, tile, ahead, leap * sizes.v_head, sums + 4 * v_width * head,
