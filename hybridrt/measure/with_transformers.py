@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hybridrt.engine.checkpoint import locate
 from hybridrt.measure.timing import collector_off
 
 if TYPE_CHECKING:
@@ -24,12 +25,13 @@ def load_transformers(model: str, dtype: torch.dtype, device: torch.device) -> "
     from transformers import AutoModelForCausalLM
 
     try:
-        # Our own side has downloaded what isn't here: a name that is no model asks no network.
+        # Our own side has downloaded what isn't here: this one asks no network.
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            model, dtype=dtype, local_files_only=True
+            locate(model), dtype=dtype, local_files_only=True
         )
     except (ValueError, OSError, KeyError) as error:
-        raise ValueError(f"transformers can't load {model}: {error}") from error
+        why = str(error).partition("\n")[0]  # behind it are hints at other versions of it
+        raise ValueError(f"transformers can't load {model}: {why}") from error
     return Transformers(loaded.eval().to(device))
 
 
