@@ -154,7 +154,8 @@ class RequestMetrics:
 class RequestOutput:
     """What is known of a request after a step.
 
-    `cache_note` says why `num_cached_tokens` is what it is; see docs/reuse.md.
+    `cache_note` says why `num_cached_tokens` is what it is; see docs/reuse.md. All outputs of a
+    request have the same list of `prompt_token_ids`.
     """
 
     request_id: str

@@ -118,6 +118,18 @@ def test_the_end_token_never_comes_before_min_tokens(llm: LLM) -> None:
         assert output.outputs[0].finish_reason == "stop"
 
 
+@pytest.mark.parametrize("name", ["repetition", "frequency", "presence"])
+def test_penalties_count_where_the_likeliest_token_is_taken(llm: LLM, name: str) -> None:
+    """Beside a request without any, whose tokens stay what they are alone."""
+    plain = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    penalised = plain.model_copy(update={f"{name}_penalty": 2.0})
+    (alone,) = ids_of(llm.generate("a", plain))
+    assert len({*alone}) < len(alone)
+    beside, other = ids_of(llm.generate(["a", "a"], [plain, penalised]))
+    assert beside == alone
+    assert len({*other}) > len({*alone})
+
+
 def test_stop_tokens_wait_for_min_tokens_too(llm: LLM) -> None:
     params = SamplingParams(
         temperature=0, logit_bias={65: 100.0}, min_tokens=3, stop_token_ids=[65], ignore_eos=True

@@ -46,11 +46,12 @@ class StoredTensor:
     num_bytes: int
 
 
-def locate(model: str, *, config_only: bool = False) -> Path:
+def locate(model: str, *, config_only: bool = False, downloaded: bool = False) -> Path:
     """The folder of a model: itself if it is one, else what the Hub has under that id.
 
     A GGUF file is its own place. `demo` is the shipped model, unless there is a folder of
-    that name. With `config_only` no more than `config.json` is downloaded.
+    that name. With `config_only` no more than `config.json` is downloaded; with `downloaded`
+    nothing is, and the Hub isn't asked what is new.
 
     Raises:
         ValueError: it is neither a folder nor a Hub id, or the Hub has no such model.
@@ -71,16 +72,21 @@ def locate(model: str, *, config_only: bool = False) -> Path:
         raise ValueError(
             f"model={model!r}: there is no such folder, and a Hub id looks like 'owner/name'"
         )
-    return _download(model, ["config.json"] if config_only else _DOWNLOADED)
+    return _download(model, ["config.json"] if config_only else _DOWNLOADED, downloaded)
 
 
-def _download(hub_id: str, patterns: list[str]) -> Path:
+def _download(hub_id: str, patterns: list[str], is_here: bool) -> Path:
     # Imported here: a local folder never touches the network.
     from huggingface_hub import errors, snapshot_download
 
     try:
         return Path(
-            snapshot_download(hub_id, allow_patterns=patterns, ignore_patterns=_NOT_DOWNLOADED)
+            snapshot_download(
+                hub_id,
+                allow_patterns=patterns,
+                ignore_patterns=_NOT_DOWNLOADED,
+                local_files_only=is_here,
+            )
         )
     except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
         raise ValueError(

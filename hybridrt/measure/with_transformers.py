@@ -25,9 +25,10 @@ def load_transformers(model: str, dtype: torch.dtype, device: torch.device) -> "
     from transformers import AutoModelForCausalLM
 
     try:
-        # Our own side has downloaded what isn't here: this one asks no network.
+        # Our own side has downloaded what wasn't here: this one asks no network.
+        folder = locate(model, downloaded=True)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            locate(model), dtype=dtype, local_files_only=True
+            folder, dtype=dtype, local_files_only=True
         )
     except (ValueError, OSError, KeyError) as error:
         why = str(error).partition("\n")[0]  # behind it are hints at other versions of it

@@ -105,6 +105,9 @@ def test_a_hub_id_downloads_data_only(tmp_path: Path, monkeypatch: pytest.Monkey
         ignore_patterns=asked["ignore_patterns"],
     )
     assert list(taken) == wanted
+    assert not asked["local_files_only"]
+    assert checkpoint.locate("owner/some-model_1.5", downloaded=True) == tmp_path
+    assert asked["local_files_only"]
 
 
 @pytest.mark.parametrize(
@@ -342,7 +345,7 @@ def test_demo_is_the_shipped_model_unless_there_is_a_folder(
 def test_a_plan_downloads_no_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: list[list[str]] = []
 
-    def download(hub_id: str, *, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
+    def download(hub_id: str, *, allow_patterns: list[str], **_: Any) -> str:
         asked.append(allow_patterns)
         return str(tmp_path)
 
