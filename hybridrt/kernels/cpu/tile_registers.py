@@ -9,7 +9,6 @@ A process has to ask its kernel for these registers (`multiplies_tiles`). How mu
 has to be said before, which takes longer than a product: `take_tiles` keeps what was said last.
 """
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any, no_type_check
 
@@ -54,8 +53,8 @@ def multiplies_tiles() -> bool:
 
 @intrinsic
 @no_type_check
-def _set_tiles(typing_context, rows, more_rows, pairs):
-    """Has registers hold so many vectors, `more_rows` in the second ones, of so many pairs.
+def _set_tiles(typing_context, rows, pairs):
+    """Has registers hold so many vectors, of so many pairs.
 
     What stood in them is gone.
     """
@@ -65,11 +64,11 @@ def _set_tiles(typing_context, rows, more_rows, pairs):
             _write_sizes(builder, *args)
         return context.get_dummy_value()
 
-    return types.none(*[types.int64] * 3), code
+    return types.none(types.int64, types.int64), code
 
 
 @no_type_check
-def _write_sizes(b, rows, more_rows, pairs):
+def _write_sizes(b, rows, pairs):
     sizes = alloca_once(b, ir.ArrayType(_LONG, 8))
 
     def put(word, *parts):
@@ -85,7 +84,7 @@ def _write_sizes(b, rows, more_rows, pairs):
     put(0, (1, 0))  # the only palette
     put(2, *((64, 16 * tile) for tile in _SUMS))  # bytes of a row
     put(3, (vector_bytes, 0), (vector_bytes, 16), (64, 32), (64, 48))
-    filled = (rows, rows, more_rows, more_rows, rows, more_rows, pairs, pairs)
+    filled = (rows,) * 6 + (pairs,) * 2
     put(6, *((count, 8 * tile) for tile, count in enumerate(filled)))
     _do(b, "ldtilecfg", b.bitcast(sizes, _BYTE.as_pointer()))
 
@@ -101,68 +100,46 @@ def _release_tiles(typing_context):
     return types.none(), code
 
 
+@intrinsic
 @no_type_check
-def _make_dot(vectors: int, outputs: int) -> Callable[..., Any]:
-    """A function `(anew, weights, row_bytes, half_bytes, vectors, vector_bytes, steps, sums,
-    ahead, rows, lines)`.
+def dot(
+    typing_context, anew, weights, row_bytes, half_bytes, vectors, vector_bytes, steps, sums, ahead,
+    rows, lines
+):  # fmt: skip
+    """Multiplies a register of vectors with `OUTPUTS`, and adds to `sums`, or writes them `anew`.
 
-    It multiplies so many registers of vectors with so many of outputs, and adds to their `sums`,
-    or writes them `anew`. Weights of a pair of inputs are `row_bytes` from those of the next, and
-    those of the second two registers of outputs `half_bytes` from those of the first. With every
-    step it reads so many `rows` of weights that lie `ahead`, or has so many `lines` read later.
+    Weights of a pair of inputs are `row_bytes` from those of the next, and those of the second half
+    of the outputs `half_bytes` from those of the first. With every step it reads so many `rows` of
+    weights that lie `ahead`, or has so many `lines` read later.
     """
 
-    @intrinsic
-    def dot(
-        context,
-        anew,
-        weights,
-        row_bytes,
-        half_bytes,
-        given,
-        vector_bytes,
-        steps,
-        sums,
-        ahead,
-        rows,
-        lines,
-    ):
-        def code(context, builder, signature, args):
-            if HAS_TILES:
-                _write_dot(builder, range(vectors), range(outputs), *args)
-            return context.get_dummy_value()
+    def code(context, builder, signature, args):
+        if HAS_TILES:
+            _write_dot(builder, *args)
+        return context.get_dummy_value()
 
-        return types.none(types.boolean, *[types.int64] * 10), code
-
-    return dot
-
-
-dot_1, dot_2 = _make_dot(1, 4), _make_dot(2, 2)
+    return types.none(types.boolean, *[types.int64] * 10), code
 
 
 @no_type_check
 def _write_dot(
-    b, vectors, outputs, anew, weights, row_bytes, half_bytes, given, vector_bytes, steps, sums,
-    ahead, rows, lines
+    b, anew, weights, row_bytes, half_bytes, vectors, vector_bytes, steps, sums, ahead, rows, lines
 ):  # fmt: skip
     def at(base, *offsets):
         for offset in offsets:
             base = b.add(base, offset)
         return b.inttoptr(base, _BYTE.as_pointer())
 
-    places = [(t, r) for t in vectors for r in outputs]
-    totals = {
-        (t, r): (_tile(tile), at(sums, _LONG(ROWS * (SUM_BYTES * t + 4 * r))))
-        for tile, (t, r) in zip(_SUMS, places, strict=True)
-    }
+    outputs = range(OUTPUTS // ROWS)
+    totals = [(_tile(_SUMS[r]), at(sums, _LONG(4 * ROWS * r))) for r in outputs]
     with b.if_else(anew) as (begins, goes_on):
         with begins:
-            for tile, _ in totals.values():
+            for tile, _ in totals:
                 _do(b, "tilezero", tile)
         with goes_on:
-            for tile, place in totals.values():
+            for tile, place in totals:
                 _do(b, "tileloadd64", tile, place, _LONG(SUM_BYTES))
-    step_bytes = b.mul(row_bytes, _LONG(ROWS))
+    own_bytes, held = b.mul(row_bytes, _LONG(ROWS)), _tile(_VECTORS[0])
     with for_range(b, steps) as loop:
         with for_range(b, rows) as read:
             number = b.add(b.mul(loop.index, rows), read.index)
@@ -172,19 +149,16 @@ def _write_dot(
         with for_range(b, lines) as read:
             number = b.add(b.mul(loop.index, lines), read.index)
             begin_to_read(b, b.add(ahead, b.mul(number, _LONG(64))), 2)
-        inputs = b.mul(loop.index, _LONG(4 * ROWS))
-        for t in vectors:
-            first = b.mul(vector_bytes, _LONG(ROWS * t))
-            _do(b, "tileloadd64", _tile(_VECTORS[t]), at(given, first, inputs), vector_bytes)
-        own = b.mul(loop.index, step_bytes)
-        for r in outputs:
-            held = _tile(_WEIGHTS[r % 2])
+        given = at(vectors, b.mul(loop.index, _LONG(4 * ROWS)))
+        _do(b, "tileloadd64", held, given, vector_bytes)
+        own = b.mul(loop.index, own_bytes)
+        for r, (total, _) in zip(outputs, totals, strict=True):
+            weight = _tile(_WEIGHTS[r % 2])
             half = b.mul(half_bytes, _LONG(r // 2))
             place = at(weights, own, half, _LONG(4 * ROWS * (r % 2)))
-            _do(b, "tileloadd64", held, place, row_bytes)
-            for t in vectors:
-                _do(b, "tdpbf16ps", totals[t, r][0], _tile(_VECTORS[t]), held)
-    for tile, place in totals.values():
+            _do(b, "tileloadd64", weight, place, row_bytes)
+            _do(b, "tdpbf16ps", total, held, weight)
+    for tile, place in totals:
         _do(b, "tilestored64", tile, place, _LONG(SUM_BYTES))
 
 
@@ -308,9 +282,9 @@ def release_tiles(tiles):  # pragma: no cover
 
 @inner
 @no_type_check
-def hold(tiles, rows, more_rows, pairs):  # pragma: no cover
-    """Has registers hold so many vectors, `more_rows` in the second ones, of so many pairs."""
-    sizes = rows | more_rows << 8 | pairs << 16
+def hold(tiles, rows, pairs):  # pragma: no cover
+    """Has registers hold so many vectors, of so many pairs."""
+    sizes = rows | pairs << 8
     if _read(tiles) != sizes:
-        _set_tiles(rows, more_rows, pairs)
+        _set_tiles(rows, pairs)
         _write(tiles, sizes)

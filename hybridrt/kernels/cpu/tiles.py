@@ -8,16 +8,13 @@ from typing import no_type_check
 from hybridrt.kernels.blocked_matrices import BLOCK as OUTPUTS
 from hybridrt.kernels.cpu.jit import inner
 from hybridrt.kernels.cpu.one_vector import multiply_one
-from hybridrt.kernels.cpu.tile_registers import ROWS, SUM_BYTES, dot_1, dot_2, dot_runs, hold
+from hybridrt.kernels.cpu.tile_registers import ROWS, SUM_BYTES, dot, dot_runs, hold
 
 AHEAD = 2
 """Times `ROWS` pairs of inputs, from reading them from memory to multiplying them."""
 
-AHEAD_OF_TWO = 3
-"""The same for two turns of vectors, which share so many steps in the first cache."""
-
-MOST_STEPS = 8
-"""Times `ROWS` pairs of inputs for many vectors, so that their weights stay in the first cache."""
+AHEAD_OF_TURNS = 4
+"""The same where vectors take turns, which share so many steps in the nearest caches."""
 
 LINES = 4 * OUTPUTS * ROWS // 64
 """Of memory, for all weights of `ROWS` pairs."""
@@ -37,11 +34,6 @@ def add_by_tiles(
     """
     if count == 1:
         multiply_one(anew, block, row_bytes, half_bytes, vectors, pairs, sums, following)
-    elif count <= 2 * ROWS:
-        _add_some(
-            tiles, anew, block, row_bytes, half_bytes, vectors, vector_bytes, pairs, sums, count,
-            following
-        )  # fmt: skip
     else:
         _add_many(
             tiles, anew, block, row_bytes, half_bytes, vectors, vector_bytes, pairs, sums, count,
@@ -51,71 +43,36 @@ def add_by_tiles(
 
 @inner
 @no_type_check
-def _steps(pairs, begin):  # pragma: no cover
-    """Whole registers of pairs from `begin` on; the last pairs, if they are fewer, are one."""
-    return max(1, (pairs - begin) // ROWS)
-
-
-@inner
-@no_type_check
-def _add_some(
+def _add_many(
     tiles, anew, block, row_bytes, half_bytes, vectors, vector_bytes, pairs, sums, count, following
 ):  # fmt: skip  # pragma: no cover
-    """One or two turns, which wait for memory: both read what the block has next."""
-    turns, step_bytes, end = (count + ROWS - 1) // ROWS, ROWS * row_bytes, block + row_bytes * pairs
+    """Turns of a register of vectors, each of which reads a share of what the block has next."""
+    turns, own_bytes, end = (count + ROWS - 1) // ROWS, ROWS * row_bytes, block + row_bytes * pairs
     size = (count + turns - 1) // turns  # as even as can be: to hold other sizes takes time
-    steps_ahead, most = (AHEAD, pairs) if turns == 1 else (AHEAD_OF_TWO, AHEAD_OF_TWO)
-    begin, ahead, rows, lines = 0, 0, 0, 0
+    steps_ahead, most = (AHEAD, pairs) if turns == 1 else (AHEAD_OF_TURNS, AHEAD_OF_TURNS)
+    begin, ahead, all_rows, all_lines = 0, 0, 0, 0
     while begin < pairs:
-        steps, own = min(_steps(pairs, begin), most), block + row_bytes * begin
-        later = own + steps_ahead * step_bytes
-        of_block = (end - later) // step_bytes
+        # Whole registers of pairs; the last pairs, if they are fewer, are one.
+        steps, own = min(max(1, (pairs - begin) // ROWS), most), block + row_bytes * begin
+        later = own + steps_ahead * own_bytes
+        of_block = (end - later) // own_bytes
         if following == 0:
-            rows, lines = 0, 0
+            pass
         elif of_block > 0:
-            steps, rows, lines, ahead = min(steps, of_block), ROWS // turns, 0, later
+            steps, all_rows, all_lines, ahead = min(steps, of_block), ROWS, 0, later
         else:  # what isn't of this block may not be there
-            rows, lines, ahead = 0, LINES // turns, following + max(0, later - end)
-        for first in range(0, count, size):
+            all_rows, all_lines, ahead = 0, LINES, following + max(0, later - end)
+        for turn in range(turns):
+            first = size * turn
             some = min(size, count - first)
-            hold(tiles, some, some, min(ROWS, pairs - begin))
-            dot_1(
+            rows = all_rows * (turn + 1) // turns - all_rows * turn // turns
+            lines = all_lines * (turn + 1) // turns - all_lines * turn // turns
+            hold(tiles, some, min(ROWS, pairs - begin))
+            dot(
                 anew, own, row_bytes, half_bytes, vectors + vector_bytes * first + 4 * begin,
                 vector_bytes, steps, sums + SUM_BYTES * first, ahead, rows, lines
             )  # fmt: skip
             ahead += (row_bytes * rows + 64 * lines) * steps
-        begin += ROWS * steps
-        anew = False
-
-
-@inner
-@no_type_check
-def _add_many(
-    tiles, anew, block, row_bytes, half_bytes, vectors, vector_bytes, pairs, sums, count, following
-):  # fmt: skip  # pragma: no cover
-    """Turns of two registers of vectors, each of which has a part of `following` read."""
-    turns = (count + 2 * ROWS - 1) // (2 * ROWS)
-    lines = 0 if following == 0 else (LINES + 2 * turns - 1) // (2 * turns)
-    begin, ahead = 0, following
-    while begin < pairs:
-        steps, own = min(_steps(pairs, begin), MOST_STEPS), block + row_bytes * begin
-        some = min(ROWS, pairs - begin)
-        for first in range(0, count, 2 * ROWS):
-            left = min(count - first, 2 * ROWS)
-            given, into = vectors + vector_bytes * first + 4 * begin, sums + SUM_BYTES * first
-            if left <= ROWS:
-                hold(tiles, left, left, some)
-                dot_1(
-                    anew, own, row_bytes, half_bytes, given, vector_bytes, steps, into, 0, 0, 0
-                )  # fmt: skip
-                continue
-            hold(tiles, ROWS, left - ROWS, some)
-            for half in range(2):
-                dot_2(
-                    anew, own + half_bytes * half, row_bytes, 0, given, vector_bytes, steps,
-                    into + 8 * ROWS * half, ahead, 0, lines
-                )  # fmt: skip
-                ahead += 64 * lines * steps
         begin += ROWS * steps
         anew = False
 
@@ -129,5 +86,5 @@ def multiply_runs(tiles, anew, runs, block, steps, sums):  # pragma: no cover
     Of the block, `[steps * ROWS, ROWS, 2]`, pairs of inputs of `ROWS` outputs stand side by side.
     It and `sums` are addresses. `anew` writes sums, whatever stood there.
     """
-    hold(tiles, ROWS, ROWS, ROWS)
+    hold(tiles, ROWS, ROWS)
     dot_runs(anew, runs, block, steps, sums)
