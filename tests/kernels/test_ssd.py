@@ -51,6 +51,10 @@ ODD = (
 )
 
 
+WIDE = replace(PLAIN, head_dim=32, state_size=128)
+"""What AMX can multiply in chunks, where there is such a thing: the sizes of models."""
+
+
 def _recurrence(rows: Sequence[Row], *inputs: Tensor) -> tuple[Tensor, Tensor]:
     """`h = exp(dt A) h + dt x B^T`, `y = h C + D x`: every y, and each row's last state."""
     x, dt, A, B, C, D, before = inputs
@@ -162,6 +166,78 @@ def test_tokens_that_forget_everything_leave_those_behind_them_exact(
     slow = torch.arange(64) % 32 >= 16
     exact_y, _ = _recurrence(rows, *(part.double() for part in inputs))
     assert_close(y[slow.to(device)], exact_y[slow])
+
+
+@bounded(15)
+@given(lengths=ragged(longest=150, most_rows=3), seed=st.integers(0, 2**16))
+def test_sizes_of_models_in_bfloat16(lengths: Ragged, seed: int) -> None:
+    _check(lengths, torch.bfloat16, ("cpu", "numba"), WIDE, seed)
+
+
+@pytest.mark.parametrize("lengths", EXTREMES, ids=str)
+@pytest.mark.parametrize("groups", [1, 4])
+def test_extreme_batches_of_sizes_of_models(lengths: Ragged, groups: int) -> None:
+    _check(lengths, torch.bfloat16, ("cpu", "numba"), replace(WIDE, groups=groups))
+
+
+def _go_on(cuts: Sequence[int], inputs: Sequence[Tensor], state: Tensor) -> Tensor:
+    """y of a sequence of bfloat16 whose state, in page 1, is taken on from cut to cut."""
+    x, dt, A, B, C, D, _ = inputs
+    ys: list[Tensor] = []
+    for start, stop in zip([0, *cuts], [*cuts, len(x)], strict=True):
+        row = Row(start, stop - start, page=1)
+        batch = make_batch([row], num_decodes=row.queries == 1 and start > 0, device="cpu")
+        parts = [part[start:stop] for part in (x, dt, B, C)]
+        ys.append(_scan([*parts[:2], A, *parts[2:], D, state], batch, WIDE.chunk_size, "numba"))
+    return torch.cat(ys)
+
+
+def _room(dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.full((3, WIDE.heads, WIDE.head_dim, WIDE.state_size), torch.nan, dtype=dtype)
+
+
+def test_states_of_bfloat16_inputs_are_those_of_float32_wherever_chunks_end() -> None:
+    inputs = _inputs([], 200, torch.bfloat16, WIDE, seed=0)
+    exact_y, exact = _recurrence(
+        [Row(0, 200, page=0)], *(part.double() for part in inputs[:6]), _nothing()
+    )
+    for cuts in ([], [1], [199], [64], [31, 80], [100, 132], list(range(20, 40))):
+        state = _room()
+        assert_small_rms_ratio(_go_on(cuts, inputs, state), exact_y)
+        assert_close(state[1], exact[0])
+        assert state[[0, 2]].isnan().all()
+
+
+def _nothing() -> Tensor:
+    return _room().double()
+
+
+def test_tokens_that_forget_everything_leave_chunks_behind_them_exact() -> None:
+    inputs = _inputs([], 192, torch.bfloat16, WIDE, seed=0)
+    inputs[1] = torch.where(torch.arange(192)[:, None] % 40 < 8, 30.0, 0.01).expand(192, 4)
+    inputs[2] = torch.full((4,), -16.0)
+    exact_y, exact = _recurrence(
+        [Row(0, 192, page=0)], *(part.double() for part in inputs[:6]), _nothing()
+    )
+    state = _room()
+    y = _go_on([], inputs, state)
+    assert_close(state[1], exact[0])
+    slow = torch.arange(192) % 40 >= 16
+    assert_small_rms_ratio(y[slow], exact_y[slow])
+
+
+def test_a_state_of_bfloat16_is_rounded_where_a_row_ends() -> None:
+    inputs, states = (
+        _inputs([], 150, torch.bfloat16, WIDE, seed=0),
+        (_room(), _room(torch.bfloat16)),
+    )
+    ys = [_go_on([], inputs, state) for state in states]
+    assert torch.equal(*ys)
+    assert torch.equal(states[0][1].bfloat16(), states[1][1])
+    begun = states[1].float()
+    ys = [_go_on([], inputs, state) for state in (begun, states[1])]  # a new sequence in that page
+    assert torch.equal(*ys)
+    assert torch.equal(begun[1].bfloat16(), states[1][1])
 
 
 def test_bug_09_a_chunk_goes_on_from_the_state_before_it(device_and_backend: Backend) -> None:

@@ -90,6 +90,34 @@ def store_pairs(typing_context, floats, to, place):
 
 @intrinsic
 @no_type_check
+def cut(typing_context, floats):
+    """Each number without the bits that bfloat16 doesn't have: rounded towards zero."""
+
+    def code(context, builder, signature, args):
+        bits = builder.bitcast(args[0], _PAIRS)
+        return builder.bitcast(builder.and_(bits, all_lanes(-(1 << 16), _PAIRS)), _FLOATS)
+
+    return FLOATS(FLOATS), code
+
+
+@intrinsic
+@no_type_check
+def store_tops(typing_context, one, other, to, place):
+    """Writes all lanes of either, cut to bfloat16, as pairs from the word `place` on."""
+
+    def code(context, builder, signature, args):
+        one, other = (builder.bitcast(arg, _PAIRS) for arg in args[:2])
+        low = builder.lshr(one, all_lanes(16, _PAIRS))
+        both = builder.or_(low, builder.and_(other, all_lanes(-(1 << 16), _PAIRS)))
+        address = builder.bitcast(builder.gep(args[2], [args[3]]), _PAIRS.as_pointer())
+        builder.store(both, address, align=4)
+        return context.get_dummy_value()
+
+    return types.void(FLOATS, FLOATS, to, types.intp), code
+
+
+@intrinsic
+@no_type_check
 def store_side_by_side(typing_context, one, other, to):
     """Writes `2 * LANES` numbers of 16 bits of either, each next to that of the other.
 

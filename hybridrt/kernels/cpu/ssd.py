@@ -1,6 +1,7 @@
 """ssd in numba: the recurrence itself, each row of a state kept in the nearest cache, in its page.
 
-On a CPU this takes less time than the matrix form, whose larger products it doesn't have.
+On a CPU this takes less time than the matrix form, whose larger products it doesn't have, but where
+AMX makes them: longer rows are its (`ssd_amx`).
 """
 
 from typing import no_type_check
@@ -20,17 +21,19 @@ from hybridrt.kernels.cpu.bfloat16 import (
     of_dtype,
     singles,
 )
-from hybridrt.kernels.cpu.jit import inline, inlined, inner_fast, parallel_kernel
+from hybridrt.kernels.cpu.jit import calls, inline, inlined, inner_fast, parallel_kernel
+from hybridrt.kernels.cpu.packed_linear import add_products
+from hybridrt.kernels.cpu.ssd_amx import CHUNK, Inputs, Sizes, are_chunks, take_chunks
 from hybridrt.kernels.cpu.state_rows import (
     StateRows,
+    begin_state,
     clear_padding,
     follows,
-    has_initial,
     live,
-    sources,
     starts,
     targets,
 )
+from hybridrt.kernels.cpu.tile_registers import multiplies_tiles
 from hybridrt.kernels.cpu.vector_math import fma, mul, splat, store_sums
 from hybridrt.kernels.cpu.vectors import LANES, aligned, load, pointer, prefetch, store
 from hybridrt.kernels.reference import ssd as reference
@@ -63,9 +66,17 @@ def ssd(
         *(B.data_ptr(), B.stride(0), C.data_ptr(), C.stride(0), D.data_ptr()),
         *(StateRows.of(batch, ssm_state, pages, initial_pages), of_dtype(ssm_state)),
         *(ssm_state.data_ptr(), y.data_ptr(), *x.shape[1:], *B.shape[1:]),
-        numba.get_num_threads(),
+        *(_takes_tiles(x, B), numba.get_num_threads()),
     )
     return y
+
+
+def _takes_tiles(
+    x: Float[Tensor, "tokens heads head_dim"], B: Float[Tensor, "tokens groups state_size"]
+) -> bool:
+    """Whether chunks of prompts may be multiplied by AMX."""
+    is_whole = x.shape[2] % LANES == 0 and B.shape[2] % CHUNK == 0
+    return x.dtype == torch.bfloat16 and is_whole and multiplies_tiles()
 
 
 def _whole(part: Float[Tensor, "tokens heads dim"]) -> Float[Tensor, "tokens heads dim"]:
@@ -77,11 +88,11 @@ def _whole(part: Float[Tensor, "tokens heads dim"]) -> Float[Tensor, "tokens hea
 @no_type_check
 def _work(
     worker, workers, like, x, x_stride, dt, A, B, b_stride, C, c_stride, D, rows, state_like,
-    states, y, heads, head_dim, groups, state_size
+    states, y, heads, head_dim, groups, state_size, by_tiles
 ):  # fmt: skip  # pragma: no cover  (compiled, as all below)
     """A worker's share of heads of all rows, one row after the other, as their states lie."""
     item, count, size = like.itemsize, live(rows), head_dim * state_size
-    tokens, goes_on, target, source = starts(rows), follows(rows), targets(rows), sources(rows)
+    tokens, goes_on, target = starts(rows), follows(rows), targets(rows)
     b = aligned(2 * state_size).reshape((2, state_size))
     c = aligned(2 * state_size).reshape((2, state_size))
     sums = aligned(2 * head_dim).reshape((2, head_dim))
@@ -96,19 +107,15 @@ def _work(
         last = first + 1
         while last < count and goes_on[last]:
             last += 1
+        if by_tiles and are_chunks(tokens, first, last):
+            continue
         group = head // (heads // groups) * state_size
         rate, skip = singles(A + 4 * head, 1)[0], singles(D + 4 * head, 1)[0]
         for row in range(first, last):
             place = states + state_like.itemsize * (target[row] * rows.stride + head * size)
             page = elements(place, size, state_like)
             h = singles(place, size) if in_place else scratch
-            if not has_initial(rows)[row]:
-                h[:] = 0
-            elif source[row] != target[row] or not in_place:
-                start = states + state_like.itemsize * (source[row] * rows.stride + head * size)
-                kept_there = elements(start, size, state_like)
-                for n in range(size):
-                    h[n] = as_float(kept_there[n])
+            begin_state(h, rows, row, states, state_like, head, size)
             t, end = tokens[row], tokens[row + 1]
             while t < end:
                 turn = min(2, end - t) if by_vectors else 1
@@ -143,17 +150,22 @@ def _work(
 
 
 @parallel_kernel
+@calls(add_products)
 @no_type_check
 def _scan(
     like, x, x_stride, dt, A, B, b_stride, C, c_stride, D, rows, state_like, states, y, heads,
-    head_dim, groups, state_size, threads
+    head_dim, groups, state_size, by_tiles, threads
 ):  # fmt: skip  # pragma: no cover
     clear_padding(rows, y, like.itemsize * heads * head_dim)
     for worker in numba.prange(threads):
         _work(
             np.int64(worker), threads, like, x, x_stride, dt, A, B, b_stride, C, c_stride, D, rows,
-            state_like, states, y, heads, head_dim, groups, state_size
+            state_like, states, y, heads, head_dim, groups, state_size, by_tiles
         )  # fmt: skip
+        if by_tiles:
+            given = Inputs(x, x_stride, dt, A, B, b_stride, C, c_stride, D)
+            sizes = Sizes(heads, head_dim, groups, state_size)
+            take_chunks(np.int64(worker), threads, given, sizes, rows, state_like, states, y)
 
 
 @inlined

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from hybridrt.batch import Rows
-from hybridrt.kernels.cpu.bfloat16 import address_of, integers, octets
+from hybridrt.kernels.cpu.bfloat16 import address_of, as_float, elements, integers, octets
 from hybridrt.kernels.cpu.jit import inlined
 
 
@@ -97,3 +97,17 @@ def clear_padding(rows, out, token_bytes):  # pragma: no cover
     if count < rows.num_rows:
         padding = tokens[rows.num_rows] - tokens[count]
         octets(out + token_bytes * tokens[count], token_bytes * padding)[:] = 0
+
+
+@inlined
+@no_type_check
+def begin_state(h, rows, row, states, like, head, size):  # pragma: no cover
+    """Writes what a head's state of float32 begins a row with; `h` may be where it ends the row."""
+    source, in_place = sources(rows)[row], like.itemsize == 4
+    if not has_initial(rows)[row]:
+        h[:size] = 0
+    elif source != targets(rows)[row] or not in_place:
+        start = states + like.itemsize * (source * rows.stride + head * size)
+        kept_there = elements(start, size, like)
+        for n in range(size):
+            h[n] = as_float(kept_there[n])
