@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numba
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -224,6 +226,21 @@ def test_tokens_that_forget_everything_leave_chunks_behind_them_exact() -> None:
     assert_close(state[1], exact[0])
     slow = torch.arange(192) % 40 >= 16
     assert_small_rms_ratio(y[slow], exact_y[slow])
+
+
+@numba.njit(parallel=True)
+def _scale(numbers: np.ndarray, by: float) -> None:  # pragma: no cover  (compiled)
+    for i in numba.prange(len(numbers)):
+        numbers[i] *= by
+
+
+def test_tiny_numbers_are_as_before_behind_a_chunk() -> None:
+    inputs = _inputs([], 150, torch.bfloat16, WIDE, seed=0)
+    _go_on([], inputs, _room())
+    numbers = np.full(1000, 1e-30)
+    _scale(numbers, 1e-280)
+    assert (numbers > 0).all()
+    assert (torch.full((10,), 1e-30) * 1e-10 > 0).all()
 
 
 def test_a_state_of_bfloat16_is_rounded_where_a_row_ends() -> None:

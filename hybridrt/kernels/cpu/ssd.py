@@ -23,7 +23,7 @@ from hybridrt.kernels.cpu.bfloat16 import (
 )
 from hybridrt.kernels.cpu.jit import calls, inline, inlined, inner_fast, parallel_kernel
 from hybridrt.kernels.cpu.packed_linear import add_products
-from hybridrt.kernels.cpu.ssd_amx import CHUNK, Inputs, Sizes, are_chunks, take_chunks
+from hybridrt.kernels.cpu.ssd_amx import CHUNK, FEWEST, Inputs, Sizes, are_chunks, take_chunks
 from hybridrt.kernels.cpu.state_rows import (
     StateRows,
     begin_state,
@@ -74,9 +74,9 @@ def ssd(
 def _takes_tiles(
     x: Float[Tensor, "tokens heads head_dim"], B: Float[Tensor, "tokens groups state_size"]
 ) -> bool:
-    """Whether chunks of prompts may be multiplied by AMX."""
-    is_whole = x.shape[2] % LANES == 0 and B.shape[2] % CHUNK == 0
-    return x.dtype == torch.bfloat16 and is_whole and multiplies_tiles()
+    """Whether there may be rows for AMX, of a size that it can multiply."""
+    may_be = x.dtype == torch.bfloat16 and len(x) >= FEWEST
+    return may_be and x.shape[2] % LANES == 0 and B.shape[2] % CHUNK == 0 and multiplies_tiles()
 
 
 def _whole(part: Float[Tensor, "tokens heads dim"]) -> Float[Tensor, "tokens heads dim"]:
