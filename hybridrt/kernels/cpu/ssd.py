@@ -21,9 +21,8 @@ from hybridrt.kernels.cpu.bfloat16 import (
     of_dtype,
     singles,
 )
-from hybridrt.kernels.cpu.jit import calls, inline, inlined, inner_fast, parallel_kernel
-from hybridrt.kernels.cpu.packed_linear import add_products
-from hybridrt.kernels.cpu.ssd_amx import CHUNK, FEWEST, Inputs, Sizes, are_chunks, take_chunks
+from hybridrt.kernels.cpu.jit import inline, inlined, inner_fast, parallel_kernel
+from hybridrt.kernels.cpu.ssd_amx import CHUNK, FEWEST, are_chunks, scan_chunks
 from hybridrt.kernels.cpu.state_rows import (
     StateRows,
     begin_state,
@@ -61,13 +60,16 @@ def ssd(
     x, B, C = (_whole(part.to(x.dtype)) for part in (x, B, C))
     dt, A, D = (part.float().contiguous() for part in (dt, A, D))
     y = torch.empty(x.shape, dtype=x.dtype)
-    _scan(
-        *(of_dtype(x), x.data_ptr(), x.stride(0), dt.data_ptr(), A.data_ptr()),
+    by_tiles, threads = _takes_tiles(x, B), numba.get_num_threads()
+    given = (
+        *(x.data_ptr(), x.stride(0), dt.data_ptr(), A.data_ptr()),
         *(B.data_ptr(), B.stride(0), C.data_ptr(), C.stride(0), D.data_ptr()),
         *(StateRows.of(batch, ssm_state, pages, initial_pages), of_dtype(ssm_state)),
         *(ssm_state.data_ptr(), y.data_ptr(), *x.shape[1:], *B.shape[1:]),
-        *(_takes_tiles(x, B), numba.get_num_threads()),
     )
+    _scan(of_dtype(x), *given, by_tiles, threads)
+    if by_tiles:
+        scan_chunks(*given, threads)
     return y
 
 
@@ -150,7 +152,6 @@ def _work(
 
 
 @parallel_kernel
-@calls(add_products)
 @no_type_check
 def _scan(
     like, x, x_stride, dt, A, B, b_stride, C, c_stride, D, rows, state_like, states, y, heads,
@@ -162,10 +163,6 @@ def _scan(
             np.int64(worker), threads, like, x, x_stride, dt, A, B, b_stride, C, c_stride, D, rows,
             state_like, states, y, heads, head_dim, groups, state_size, by_tiles
         )  # fmt: skip
-        if by_tiles:
-            given = Inputs(x, x_stride, dt, A, B, b_stride, C, c_stride, D)
-            sizes = Sizes(heads, head_dim, groups, state_size)
-            take_chunks(np.int64(worker), threads, given, sizes, rows, state_like, states, y)
 
 
 @inlined

@@ -10,11 +10,12 @@ All is turned around: y and the parts of decays as `[channels of a head, tokens]
 
 from typing import NamedTuple, no_type_check
 
+import numba
 import numpy as np
 
 from hybridrt.kernels.blocked_matrices import BLOCK as CHUNK
 from hybridrt.kernels.cpu.bfloat16 import as_element, elements, halves, singles, words
-from hybridrt.kernels.cpu.jit import inline, inner
+from hybridrt.kernels.cpu.jit import calls, inline, inner, sharing_kernel
 from hybridrt.kernels.cpu.packed_linear import add_products
 from hybridrt.kernels.cpu.pairs import cut, store_pairs, store_side_by_side, store_tops
 from hybridrt.kernels.cpu.state_rows import begin_state, follows, live, starts, targets
@@ -310,7 +311,7 @@ def are_chunks(tokens, first, last):  # pragma: no cover
 
 @inner
 @no_type_check
-def take_chunks(
+def _take_chunks(
     worker, workers, given, sizes, rows, state_like, states, y
 ):  # fmt: skip  # pragma: no cover
     """A worker's share of heads of all rows that are worth it, one row after the other."""
@@ -352,3 +353,17 @@ def take_chunks(
         first = last
     flush_as_before(before)
     release_tiles(tiles)
+
+
+@sharing_kernel
+@calls(add_products)
+@no_type_check
+def scan_chunks(
+    x, x_stride, dt, A, B, b_stride, C, c_stride, D, rows, state_like, states, y, heads, head_dim,
+    groups, state_size, threads
+):  # fmt: skip  # pragma: no cover
+    """All rows that are worth chunks: a kernel of its own, which no other processor compiles."""
+    given = Inputs(x, x_stride, dt, A, B, b_stride, C, c_stride, D)
+    sizes = Sizes(heads, head_dim, groups, state_size)
+    for worker in numba.prange(threads):
+        _take_chunks(np.int64(worker), threads, given, sizes, rows, state_like, states, y)

@@ -223,6 +223,8 @@ def flush_tiny(typing_context):
     """
 
     def code(context, builder, signature, args):
+        if not HAS_TILES:
+            return _LONG(0)
         control = alloca_once(builder, _INT)
         place = builder.bitcast(control, _BYTE.as_pointer())
         _do(builder, "sse.stmxcsr", place)
@@ -240,9 +242,10 @@ def flush_as_before(typing_context, before):
     """Undoes `flush_tiny`."""
 
     def code(context, builder, signature, args):
-        control = alloca_once(builder, _INT)
-        builder.store(builder.trunc(args[0], _INT), control)
-        _do(builder, "sse.ldmxcsr", builder.bitcast(control, _BYTE.as_pointer()))
+        if HAS_TILES:
+            control = alloca_once(builder, _INT)
+            builder.store(builder.trunc(args[0], _INT), control)
+            _do(builder, "sse.ldmxcsr", builder.bitcast(control, _BYTE.as_pointer()))
         return context.get_dummy_value()
 
     return types.none(types.int64), code
