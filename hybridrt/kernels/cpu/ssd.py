@@ -22,7 +22,7 @@ from hybridrt.kernels.cpu.bfloat16 import (
     singles,
 )
 from hybridrt.kernels.cpu.jit import inline, inlined, inner_fast, parallel_kernel
-from hybridrt.kernels.cpu.ssd_amx import CHUNK, FEWEST, are_chunks, scan_chunks
+from hybridrt.kernels.cpu.ssd_amx import CHUNK, are_chunks, scan_chunks
 from hybridrt.kernels.cpu.state_rows import (
     StateRows,
     begin_state,
@@ -60,7 +60,7 @@ def ssd(
     x, B, C = (_whole(part.to(x.dtype)) for part in (x, B, C))
     dt, A, D = (part.float().contiguous() for part in (dt, A, D))
     y = torch.empty(x.shape, dtype=x.dtype)
-    by_tiles, threads = _takes_tiles(x, B), numba.get_num_threads()
+    by_tiles, threads = _takes_tiles(x, B, batch), numba.get_num_threads()
     given = (
         *(x.data_ptr(), x.stride(0), dt.data_ptr(), A.data_ptr()),
         *(B.data_ptr(), B.stride(0), C.data_ptr(), C.stride(0), D.data_ptr()),
@@ -74,10 +74,12 @@ def ssd(
 
 
 def _takes_tiles(
-    x: Float[Tensor, "tokens heads head_dim"], B: Float[Tensor, "tokens groups state_size"]
+    x: Float[Tensor, "tokens heads head_dim"],
+    B: Float[Tensor, "tokens groups state_size"],
+    batch: Rows,
 ) -> bool:
     """Whether there may be rows for AMX, of a size that it can multiply."""
-    may_be = x.dtype == torch.bfloat16 and len(x) >= FEWEST
+    may_be = x.dtype == torch.bfloat16 and batch.num_decodes < batch.num_rows
     return may_be and x.shape[2] % LANES == 0 and B.shape[2] % CHUNK == 0 and multiplies_tiles()
 
 
