@@ -182,11 +182,11 @@ def test_extreme_batches_of_sizes_of_models(lengths: Ragged, groups: int) -> Non
     _check(lengths, torch.bfloat16, ("cpu", "numba"), replace(WIDE, groups=groups))
 
 
-def _go_on(cuts: Sequence[int], inputs: Sequence[Tensor], state: Tensor) -> Tensor:
+def _go_on(cuts: Sequence[int], inputs: Sequence[Tensor], state: Tensor, begin: int = 0) -> Tensor:
     """y of a sequence of bfloat16 whose state, in page 1, is taken on from cut to cut."""
     x, dt, A, B, C, D, _ = inputs
     ys: list[Tensor] = []
-    for start, stop in zip([0, *cuts], [*cuts, len(x)], strict=True):
+    for start, stop in zip([begin, *cuts], [*cuts, len(x)], strict=True):
         row = Row(start, stop - start, page=1)
         batch = make_batch([row], num_decodes=row.queries == 1 and start > 0, device="cpu")
         parts = [part[start:stop] for part in (x, dt, B, C)]
@@ -198,11 +198,15 @@ def _room(dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.full((3, WIDE.heads, WIDE.head_dim, WIDE.state_size), torch.nan, dtype=dtype)
 
 
+def _exactly(inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """y and the state of the whole sequence."""
+    row, room = Row(0, len(inputs[0]), page=0), _room(torch.float64)
+    return _recurrence([row], *(part.double() for part in inputs[:6]), room)
+
+
 def test_states_of_bfloat16_inputs_are_those_of_float32_wherever_chunks_end() -> None:
     inputs = _inputs([], 200, torch.bfloat16, WIDE, seed=0)
-    exact_y, exact = _recurrence(
-        [Row(0, 200, page=0)], *(part.double() for part in inputs[:6]), _nothing()
-    )
+    exact_y, exact = _exactly(inputs)
     for cuts in ([], [1], [199], [64], [31, 80], [100, 132], list(range(20, 40))):
         state = _room()
         assert_small_rms_ratio(_go_on(cuts, inputs, state), exact_y)
@@ -210,17 +214,11 @@ def test_states_of_bfloat16_inputs_are_those_of_float32_wherever_chunks_end() ->
         assert state[[0, 2]].isnan().all()
 
 
-def _nothing() -> Tensor:
-    return _room().double()
-
-
 def test_tokens_that_forget_everything_leave_chunks_behind_them_exact() -> None:
     inputs = _inputs([], 192, torch.bfloat16, WIDE, seed=0)
     inputs[1] = torch.where(torch.arange(192)[:, None] % 40 < 8, 30.0, 0.01).expand(192, 4)
     inputs[2] = torch.full((4,), -16.0)
-    exact_y, exact = _recurrence(
-        [Row(0, 192, page=0)], *(part.double() for part in inputs[:6]), _nothing()
-    )
+    exact_y, exact = _exactly(inputs)
     state = _room()
     y = _go_on([], inputs, state)
     assert_close(state[1], exact[0])
@@ -244,17 +242,14 @@ def test_tiny_numbers_are_as_before_behind_a_chunk() -> None:
 
 
 def test_a_state_of_bfloat16_is_rounded_where_a_row_ends() -> None:
-    inputs, states = (
-        _inputs([], 150, torch.bfloat16, WIDE, seed=0),
-        (_room(), _room(torch.bfloat16)),
-    )
-    ys = [_go_on([], inputs, state) for state in states]
-    assert torch.equal(*ys)
-    assert torch.equal(states[0][1].bfloat16(), states[1][1])
-    begun = states[1].float()
-    ys = [_go_on([], inputs, state) for state in (begun, states[1])]  # a new sequence in that page
-    assert torch.equal(*ys)
-    assert torch.equal(begun[1].bfloat16(), states[1][1])
+    inputs, rounded = _inputs([], 150, torch.bfloat16, WIDE, seed=0), _room(torch.bfloat16)
+    rounded[1] = torch.randn(rounded[1].shape, generator=torch.Generator().manual_seed(1))
+    for begin in (0, 50):  # anew, and from what stands there
+        state = rounded.float()
+        ys = [_go_on([], inputs, into, begin) for into in (state, rounded)]
+        assert torch.equal(*ys)
+        assert torch.equal(state[1].bfloat16(), rounded[1])
+        assert rounded[[0, 2]].isnan().all()
 
 
 def test_bug_09_a_chunk_goes_on_from_the_state_before_it(device_and_backend: Backend) -> None:

@@ -94,8 +94,7 @@ def cut(typing_context, floats):
     """Each number without the bits that bfloat16 doesn't have: rounded towards zero."""
 
     def code(context, builder, signature, args):
-        bits = builder.bitcast(args[0], _PAIRS)
-        return builder.bitcast(builder.and_(bits, all_lanes(-(1 << 16), _PAIRS)), _FLOATS)
+        return as_singles(builder, builder.bitcast(args[0], _PAIRS))[1]
 
     return FLOATS(FLOATS), code
 
@@ -106,9 +105,7 @@ def store_tops(typing_context, one, other, to, place):
     """Writes all lanes of either, cut to bfloat16, as pairs from the word `place` on."""
 
     def code(context, builder, signature, args):
-        one, other = (builder.bitcast(arg, _PAIRS) for arg in args[:2])
-        low = builder.lshr(one, all_lanes(16, _PAIRS))
-        both = builder.or_(low, builder.and_(other, all_lanes(-(1 << 16), _PAIRS)))
+        _, both = next_to_each_other(builder, *(builder.bitcast(arg, _PAIRS) for arg in args[:2]))
         address = builder.bitcast(builder.gep(args[2], [args[3]]), _PAIRS.as_pointer())
         builder.store(both, address, align=4)
         return context.get_dummy_value()

@@ -22,7 +22,8 @@ from hybridrt.kernels.cpu.bfloat16 import (
     singles,
 )
 from hybridrt.kernels.cpu.jit import inline, inlined, inner_fast, parallel_kernel
-from hybridrt.kernels.cpu.ssd_amx import CHUNK, are_chunks, scan_chunks
+from hybridrt.kernels.cpu.ssd_amx import are_chunks, scan_chunks
+from hybridrt.kernels.cpu.ssd_chunk import CHUNK
 from hybridrt.kernels.cpu.state_rows import (
     StateRows,
     begin_state,

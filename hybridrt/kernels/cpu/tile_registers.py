@@ -38,8 +38,6 @@ SUM_BYTES = 4 * OUTPUTS  # of a vector
 
 _SUMS, _VECTORS, _WEIGHTS = (0, 1, 2, 3), (4, 5), (6, 7)  # which register holds what
 
-_FLUSHED = 1 << 15 | 1 << 6  # what is computed, and what is read
-
 _FEATURES = binding.get_host_cpu_features()
 HAS_TILES = bool(_FEATURES.get("amx-tile") and _FEATURES.get("amx-bf16"))
 """Whether the processor has them; `multiplies_tiles` says whether they may be used."""
@@ -212,43 +210,6 @@ def _write_runs(b, anew, runs, block, steps, sums):
             _do(b, "tdpbf16ps", totals[run][0], held, weights)
     for tile, place in totals:
         _do(b, "tilestored64", tile, place, row_bytes)
-
-
-@intrinsic
-@no_type_check
-def flush_tiny(typing_context):
-    """Has this thread take numbers below 1e-38 as 0, as AMX does, and returns what it did before.
-
-    Each operation with such a number takes a hundred times as long as with others.
-    """
-
-    def code(context, builder, signature, args):
-        if not HAS_TILES:
-            return _LONG(0)
-        control = alloca_once(builder, _INT)
-        place = builder.bitcast(control, _BYTE.as_pointer())
-        _do(builder, "sse.stmxcsr", place)
-        before = builder.load(control)
-        builder.store(builder.or_(before, _INT(_FLUSHED)), control)
-        _do(builder, "sse.ldmxcsr", place)
-        return builder.zext(before, _LONG)
-
-    return types.int64(), code
-
-
-@intrinsic
-@no_type_check
-def flush_as_before(typing_context, before):
-    """Undoes `flush_tiny`."""
-
-    def code(context, builder, signature, args):
-        if HAS_TILES:
-            control = alloca_once(builder, _INT)
-            builder.store(builder.trunc(args[0], _INT), control)
-            _do(builder, "sse.ldmxcsr", builder.bitcast(control, _BYTE.as_pointer()))
-        return context.get_dummy_value()
-
-    return types.none(types.int64), code
 
 
 @no_type_check
