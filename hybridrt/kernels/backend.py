@@ -40,29 +40,16 @@ def _installed(*packages: str) -> bool:
     return all(find_spec(package) is not None for package in packages)
 
 
-TRITON_UNASKED = False
-"""Whether Triton kernels run where nobody asked for them.
-
-In Triton's interpreter they are right in float32 and float16, and they compile for an H100;
-what they do on a GPU, and in bfloat16, no test has seen so far.
-"""
-
-
 def triton_runs(device: torch.device) -> bool:
     """Whether our Triton kernels can run on this device."""
     return device.type == "cuda" and _installed("triton")
 
 
-def prefers_triton(device: torch.device) -> bool:
-    """Whether operations without a choice of their own take Triton on this device."""
-    return TRITON_UNASKED and triton_runs(device)
-
-
 def choose_state_backend(requested: str, device: torch.device) -> StateBackend:
     """The backend for layers of the kind `state` on this device.
 
-    `"auto"` is mamba-ssm with causal-conv1d on CUDA where both are installed, numba on a
-    CPU, and plain torch everywhere else; see `TRITON_UNASKED`.
+    `"auto"` is Triton on CUDA, mamba-ssm with causal-conv1d where it is missing and both of
+    them are installed, numba on a CPU, and plain torch everywhere else.
 
     Raises:
         ValueError: the one asked for can't run here.
@@ -70,19 +57,19 @@ def choose_state_backend(requested: str, device: torch.device) -> StateBackend:
     usable: list[StateBackend] = ["reference"]
     if device.type == "cpu" and _installed("numba"):
         usable.append("numba")
-    if triton_runs(device):
-        usable.append("triton")
     if device.type == "cuda" and _installed("mamba_ssm", "causal_conv1d"):
         usable.append("mamba_ssm")
+    if triton_runs(device):
+        usable.append("triton")
     if requested == "auto":
-        return usable[-2 if usable[-1] == "triton" and not TRITON_UNASKED else -1]
+        return usable[-1]
     return usable[_index("state_backend", requested, usable, device)]
 
 
 def choose_attention_backend(requested: str, device: torch.device) -> AttentionBackend:
     """The backend for attention and MLA on this device.
 
-    `"auto"` is numba on a CPU, and plain torch everywhere else; see `TRITON_UNASKED`.
+    `"auto"` is Triton on CUDA, numba on a CPU, and plain torch everywhere else.
 
     Raises:
         ValueError: the one asked for can't run here.
@@ -93,7 +80,7 @@ def choose_attention_backend(requested: str, device: torch.device) -> AttentionB
     if triton_runs(device):
         usable.append("triton")
     if requested == "auto":
-        return usable[-2 if usable[-1] == "triton" and not TRITON_UNASKED else -1]
+        return usable[-1]
     return usable[_index("attention_backend", requested, usable, device)]
 
 

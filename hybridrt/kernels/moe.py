@@ -5,7 +5,7 @@ from math import inf
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from hybridrt.kernels.backend import numba_takes, prefers_triton
+from hybridrt.kernels.backend import numba_takes, triton_runs
 from hybridrt.kernels.blocked_matrices import BLOCK, BlockedMatrices
 from hybridrt.kernels.linear import PackedMatrices
 from hybridrt.kernels.op import like_first, torch_op
@@ -79,7 +79,7 @@ def stacked_moe_experts(
         from hybridrt.kernels.cpu import expert_gates, moe
 
         return moe.run_experts(*args[:7], expert_gates.make_gate(gating, alpha, limit))
-    if prefers_triton(x.device) and not reference.can_group(x, gate_up, down):
+    if triton_runs(x.device) and not reference.can_group(x, gate_up, down):
         from hybridrt.kernels.triton import moe as on_gpu
 
         return on_gpu.moe_experts(*args)

@@ -4,7 +4,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from hybridrt.kernels.backend import numba_takes, prefers_triton
+from hybridrt.kernels.backend import numba_takes, triton_runs
 from hybridrt.kernels.reference import rms_norm as reference
 
 
@@ -53,4 +53,4 @@ def add_rms_norm(
 
 def _is_for_triton(x: Float[Tensor, "*rows size"]) -> bool:
     """Whether a kernel of Triton takes it. A compiler makes its own, with what stands beside."""
-    return prefers_triton(x.device) and not is_compiling()
+    return triton_runs(x.device) and not is_compiling()

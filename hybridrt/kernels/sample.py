@@ -3,7 +3,7 @@
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from hybridrt.kernels.backend import has_numba, prefers_triton
+from hybridrt.kernels.backend import has_numba, triton_runs
 from hybridrt.kernels.reference import sample as reference
 
 
@@ -40,7 +40,7 @@ def sample(
         from hybridrt.kernels.cpu import sample as cpu
 
         return cpu.sample(*given)
-    if prefers_triton(logits.device):
+    if triton_runs(logits.device):
         from hybridrt.kernels.triton import sample as on_gpu
 
         return on_gpu.sample(*given)

@@ -3,7 +3,7 @@
 from jaxtyping import Int64, Shaped
 from torch import Tensor
 
-from hybridrt.kernels.backend import has_numba, prefers_triton
+from hybridrt.kernels.backend import has_numba, triton_runs
 from hybridrt.kernels.op import nothing, torch_op
 from hybridrt.kernels.reference import write_pages as reference
 
@@ -21,7 +21,7 @@ def write_pages(
     token and is skipped, so that a captured graph may carry a batch smaller than the one
     it was captured with. Live slots must be distinct.
     """
-    if prefers_triton(cache.device):
+    if triton_runs(cache.device):
         from hybridrt.kernels.triton import write_pages as on_gpu
 
         return on_gpu.write_pages(values, cache, slots)

@@ -20,10 +20,10 @@ def _pretend_installed(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
         (CPU, [], "reference"),
         (CPU, ["mamba_ssm", "causal_conv1d"], "reference"),
         (CUDA, ["mamba_ssm", "causal_conv1d", "numba"], "mamba_ssm"),
-        (CUDA, ["mamba_ssm", "causal_conv1d", "triton"], "mamba_ssm"),
-        (CUDA, ["mamba_ssm", "triton"], "reference"),  # one of the two is not enough
+        (CUDA, ["mamba_ssm", "causal_conv1d", "triton"], "triton"),
+        (CUDA, ["mamba_ssm", "numba"], "reference"),  # one of the two is not enough
         (CUDA, ["causal_conv1d"], "reference"),
-        (CUDA, ["triton", "numba"], "reference"),  # no GPU has run our kernels yet
+        (CUDA, ["triton", "numba"], "triton"),
         (CPU, ["triton"], "reference"),
         (CUDA, [], "reference"),
     ],
@@ -41,7 +41,7 @@ def test_auto_takes_the_best_that_runs(
     [
         (CPU, ["numba", "triton"], "numba"),
         (CPU, ["triton"], "reference"),
-        (CUDA, ["numba", "triton"], "reference"),
+        (CUDA, ["numba", "triton"], "triton"),
     ],
     ids=str,
 )
@@ -80,12 +80,3 @@ def test_attention_that_cannot_run_is_refused_with_what_can(
     match = rf"attention_backend='{name}'.*{device}.*usable: \['ref"
     with pytest.raises(ValueError, match=match):
         choose_attention_backend(name, device)
-
-
-def test_triton_is_there_for_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    _pretend_installed(monkeypatch, "triton")
-    assert (
-        choose_state_backend("triton", CUDA) == choose_attention_backend("triton", CUDA) == "triton"
-    )
-    monkeypatch.setattr(backend, "TRITON_UNASKED", True)
-    assert choose_state_backend("auto", CUDA) == choose_attention_backend("auto", CUDA) == "triton"

@@ -70,9 +70,6 @@ def run_chunks(
     in_page = head * s_head + in_state * s_k + (in_v * s_v)[None, None, :]
     there = (in_state < if_so(initial >= 0, KEY_DIM)) & fits_v[None, None, :]
     state = tl.load(ssm_state + initial * s_page + in_page, mask=there, other=0.0).to(tl.float32)
-    # One decay for all key channels is a column.
-    in_g = in_k if PER_CHANNEL else tl.arange(0, 1).to(tl.int64)[:, None, None]
-    fits_g = in_g < KEY_DIM
     q += head // REPEATS * q_head
     k += head // REPEATS * k_head
     g += head * g_head
@@ -89,15 +86,11 @@ def run_chunks(
         solve = tl.load(solved + at, mask=live[:, None], other=0.0)
         sees = tl.load(seen + at, mask=live[:, None], other=0.0)
         t = t[None, :, None]
-        live_k, live_g = (t < stop) & fits_k, (t < stop) & fits_g
+        live_k = (t < stop) & fits_k
         key = tl.load(k + t * k_token + in_k * k_dim, mask=live_k, other=0.0).to(tl.float32)
-        # Sums from either end, no differences: a token that forgets everything takes a sum to
-        # -1,000 and beyond, where float32 has no digits left for those of the others.
-        at = g + t * g_token + in_g * g_dim
-        logs = tl.load(at, mask=live_g, other=0.0).to(tl.float32)
-        is_next = (i + 1 < BLOCK_T)[None, :, None] & (t + 1 < stop) & fits_g
-        later = tl.load(at + g_token, mask=is_next, other=0.0).to(tl.float32)
-        from_start = tl.exp(tl.cumsum(logs, 1))
+        from_start, to_end, whole = _decays(
+            g, first, stop, g_token, in_k * g_dim, fits_k, PER_CHANNEL, BLOCK_T
+        )
         answers = tl.sum(tl.dot(key * from_start, state, input_precision=FLOAT32_DOT), 0)
         delta = tl.dot(solve, value - answers, input_precision=FLOAT32_DOT)
         query = tl.load(q + t * q_token + in_k * q_dim, mask=live_k, other=0.0).to(tl.float32)
@@ -105,11 +98,39 @@ def run_chunks(
         out = tl.dot(sees, delta, out, input_precision=FLOAT32_DOT)
         at = y + ((first + i) * y_token)[:, None] + (in_v * y_dim)[None, :]
         tl.store(at, out.to(y.dtype.element_ty), mask=live_v)
-        to_end = tl.exp(tl.cumsum(later, 1, reverse=True))
-        state *= tl.exp(tl.sum(logs, 1))[:, :, None]
+        state *= whole
         delta = tl.broadcast_to(delta[None, :, :], (PARTS, BLOCK_T, BLOCK_V))
         added = tl.permute(key * to_end, (0, 2, 1))
         state = tl.dot(added, delta, state, input_precision=FLOAT32_DOT)
     held = (in_state < if_so(page >= 0, KEY_DIM)) & fits_v[None, None, :]
     kept = state.to(ssm_state.dtype.element_ty)
     tl.store(ssm_state + page * s_page + in_page, kept, mask=held)
+
+
+@jit
+@no_type_check
+def _decays(
+    g, first, stop, g_token, in_g, fits_g, PER_CHANNEL: tl.constexpr, BLOCK_T: tl.constexpr
+):
+    """From before a chunk to behind each token, from behind each to its end, and of all of it.
+
+    Sums from either end, no differences: a token that forgets everything takes a sum to -1,000
+    and beyond, where float32 has no digits left for those of the others.
+    """
+    i = tl.arange(0, BLOCK_T)
+    if PER_CHANNEL:
+        i = i[None, :, None]
+        in_g, live, has_next = in_g + (first + i) * g_token, (first + i < stop) & fits_g, fits_g
+    else:  # of one dimension: Triton 3.6 can't add up a column of three
+        in_g, live, has_next = (first + i) * g_token, first + i < stop, True
+    has_next = has_next & (i + 1 < BLOCK_T) & (first + i + 1 < stop)
+    logs = tl.load(g + in_g, mask=live, other=0.0).to(tl.float32)
+    later = tl.load(g + g_token + in_g, mask=has_next, other=0.0).to(tl.float32)
+    if PER_CHANNEL:
+        from_start, to_end = tl.cumsum(logs, 1), tl.cumsum(later, 1, reverse=True)
+        whole = tl.sum(logs, 1)[:, :, None]
+    else:
+        from_start = tl.cumsum(logs, 0)[None, :, None]
+        to_end = tl.cumsum(later, 0, reverse=True)[None, :, None]
+        whole = tl.sum(logs, 0)
+    return tl.exp(from_start), tl.exp(to_end), tl.exp(whole)
