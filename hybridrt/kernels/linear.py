@@ -8,9 +8,10 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from torch.nn import functional as F
 
-from hybridrt.kernels.backend import has_numba, numba_takes
+from hybridrt.kernels.backend import has_numba, numba_takes, triton_runs
 from hybridrt.kernels.blocked_matrices import BLOCK, BlockedMatrices
 from hybridrt.kernels.quantised_linear import (
     QuantisedMatrices,
@@ -132,6 +133,11 @@ def linear(
         weight = weight.packed if weight.packed.is_mkldnn else weight.plain()
     if weight.is_mkldnn:
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    if triton_runs(x.device) and not is_compiling():
+        from hybridrt.kernels.triton import one_row
+
+        if one_row.takes(x, weight):
+            return one_row.one_row_linear(x, weight, bias)
     return F.linear(x, weight, bias)
 
 

@@ -97,35 +97,55 @@ def attend_tile(
     stop = tl.minimum(context + (tile * BLOCK_M + BLOCK_M - 1) // GROUP + 1, seq_len)
     begin = first_visible(context, WINDOW, CHUNKED) // BLOCK_SIZE * BLOCK_SIZE
     lo, hi = part_of_split(first, stop, split, splits, BLOCK_N)
+    # What all queries of the tile see needs no mask. Windows end it: few tiles are inside one.
+    middle = lo
+    if WINDOW == 0:
+        seen_by_all = tl.minimum(hi, context + tile * BLOCK_M // GROUP + 1)
+        middle = lo + tl.maximum(seen_by_all - lo, 0) // BLOCK_N * BLOCK_N
+    of_k, of_v = k + kv_head * k_head + in_k * k_dim, v + kv_head * v_head + in_v * v_dim
+    of_ks = k_scale if k_scale is None else k_scale + kv_head * ks_head
+    of_vs = v_scale if v_scale is None else v_scale + kv_head * vs_head
+    table += row * table_row
     largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
-    for tile_start in range(lo, hi, BLOCK_N):
-        seen = tile_start + tl.arange(0, BLOCK_N)
-        live = seen < hi
-        place = seen - begin
-        block = tl.load(table + row * table_row + place // BLOCK_SIZE, mask=live, other=0)
-        block, offset = block.to(tl.int64), (place % BLOCK_SIZE).to(tl.int64)
-        of_k = k + (block * k_block + kv_head * k_head + offset * k_token)[None, :]
-        keys = tl.load(
-            of_k + (in_k * k_dim)[:, None], mask=fits_k[:, None] & live[None, :], other=0.0
-        ).to(queried.dtype)
-        scores = tl.dot(queried, keys, input_precision=FLOAT32_DOT) * scale
-        v_scales = 1.0
-        if SCALES == 2:
-            of_scale = block * ks_block + kv_head * ks_head + offset * ks_token
-            scores *= tl.load(k_scale + of_scale, mask=live, other=0.0)[None, :]
-            of_scale = block * vs_block + kv_head * vs_head + offset * vs_token
-            v_scales = tl.load(v_scale + of_scale, mask=live, other=0.0)[None, :]
-        if HAS_CAP:
-            scores = soft_capped(scores, cap)
-        of_v = v + (block * v_block + kv_head * v_head + offset * v_token)[:, None]
-        values = tl.load(
-            of_v + (in_v * v_dim)[None, :], mask=live[:, None] & fits_v[None, :], other=0.0
-        ).to(queried.dtype)
-        sees = (seen[None, :] <= position[:, None]) & (seen[None, :] >= oldest[:, None])
-        largest, total, acc = add_tile(
-            scores * LOG2_E, sees & live[None, :], values, v_scales, largest, total, acc
+    for part in tl.static_range(2):
+        largest, total, acc = _attend(
+            queried,
+            position,
+            oldest,
+            of_k,
+            of_v,
+            of_ks,
+            of_vs,
+            table,
+            k_block,
+            k_token,
+            v_block,
+            v_token,
+            ks_block,
+            ks_token,
+            vs_block,
+            vs_token,
+            fits_k,
+            fits_v,
+            scale,
+            cap,
+            begin,
+            middle if part else lo,
+            hi if part else middle,
+            largest,
+            total,
+            acc,
+            BLOCK_SIZE,
+            DIM_K,
+            DIM_V,
+            SCALES,
+            HAS_CAP,
+            BLOCK_K,
+            BLOCK_V,
+            BLOCK_N,
+            part == 1,
         )
 
     if SCALES == 1:
@@ -145,3 +165,77 @@ def attend_tile(
     at = out + (token * out_token + head * out_head)[:, None] + (in_v * out_dim)[None, :]
     result = divided(acc, total).to(out.dtype.element_ty)
     tl.store(at, result, mask=in_row[:, None] & fits_v[None, :])
+
+
+@jit
+@no_type_check
+def _attend(
+    queried,  # [BLOCK_M, BLOCK_K]
+    position,  # [BLOCK_M]
+    oldest,  # [BLOCK_M]: the first token that each query sees
+    of_k,  # [BLOCK_K]: a head's keys
+    of_v,  # [BLOCK_V]
+    of_ks,  # its scales
+    of_vs,
+    table,  # [blocks]
+    k_block,
+    k_token,
+    v_block,
+    v_token,
+    ks_block,
+    ks_token,
+    vs_block,
+    vs_token,
+    fits_k,
+    fits_v,
+    scale,
+    cap,
+    begin,  # the token with which the table begins
+    lo,
+    hi,
+    largest,
+    total,
+    acc,
+    BLOCK_SIZE: tl.constexpr,
+    DIM_K: tl.constexpr,
+    DIM_V: tl.constexpr,
+    SCALES: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    MASKED: tl.constexpr,  # else all queries see all tokens, which are whole tiles
+):
+    """Takes the tokens `lo:hi` into the running softmax of a tile."""
+    for tile_start in range(lo, hi, BLOCK_N):
+        seen = tile_start + tl.arange(0, BLOCK_N)
+        live = seen < hi
+        place = seen - begin
+        block = tl.load(table + place // BLOCK_SIZE, mask=live if MASKED else None)
+        block, offset = block.to(tl.int64), (place % BLOCK_SIZE).to(tl.int64)
+        at_k = of_k[:, None] + (block * k_block + offset * k_token)[None, :]
+        at_v = of_v[None, :] + (block * v_block + offset * v_token)[:, None]
+        if MASKED:
+            keys = tl.load(at_k, mask=fits_k[:, None] & live[None, :], other=0.0)
+            values = tl.load(at_v, mask=live[:, None] & fits_v[None, :], other=0.0)
+        else:
+            keys = tl.load(at_k, mask=None if DIM_K == BLOCK_K else fits_k[:, None])
+            values = tl.load(at_v, mask=None if DIM_V == BLOCK_V else fits_v[None, :])
+        keys, values = keys.to(queried.dtype), values.to(queried.dtype)
+        scores = tl.dot(queried, keys, input_precision=FLOAT32_DOT) * scale
+        v_scales = 1.0
+        if SCALES == 2:
+            at_ks, at_vs = (
+                block * ks_block + offset * ks_token,
+                block * vs_block + offset * vs_token,
+            )
+            scores *= tl.load(of_ks + at_ks, mask=live, other=0.0)[None, :]
+            v_scales = tl.load(of_vs + at_vs, mask=live, other=0.0)[None, :]
+        if HAS_CAP:
+            scores = soft_capped(scores, cap)
+        scores *= LOG2_E
+        if MASKED:
+            sees = (seen[None, :] <= position[:, None]) & (seen[None, :] >= oldest[:, None])
+            scores = tl.where(sees & live[None, :], scores, float("-inf"))
+        largest, total, acc = add_tile(scores, values, v_scales, largest, total, acc, MASKED)
+    return largest, total, acc

@@ -110,9 +110,8 @@ def attend_latents(
         scores = tl.dot(on_latents, tl.trans(latents), input_precision=FLOAT32_DOT)
         scores = tl.dot(on_rotary, rotary, scores, input_precision=FLOAT32_DOT)
         sees = (seen[None, :] <= position[:, None]) & (seen[None, :] >= oldest[:, None])
-        largest, total, acc = add_tile(
-            scores * (scale * LOG2_E), sees & live[None, :], latents, 1.0, largest, total, acc
-        )
+        scores = tl.where(sees & live[None, :], scores * (scale * LOG2_E), float("-inf"))
+        largest, total, acc = add_tile(scores, latents, 1.0, largest, total, acc, True)
 
     if IN_SPLITS:
         at = (token * HEADS + head) * splits + split

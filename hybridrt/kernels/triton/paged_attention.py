@@ -161,4 +161,4 @@ def _tile(
         return 32, 32, 8, 1
     if itemsize > 2:  # products of float32 take three parts of each side
         return 64, 32, 8, 2
-    return 128, 64 if blocks[1] <= 128 else 32, 8, 2
+    return 256 if widest <= 256 else 128, 64, 8, 2

@@ -31,12 +31,16 @@ def part_of_split(first, stop, split, splits, BLOCK_N: tl.constexpr):
 
 @jit
 @no_type_check
-def add_tile(scores, seen, v, v_scale, largest, total, acc):
-    """Takes a tile of tokens into a running softmax: logits to base 2, and their values."""
-    scores = tl.where(seen, scores, float("-inf"))
+def add_tile(scores, v, v_scale, largest, total, acc, MASKED: tl.constexpr):
+    """Takes a tile of tokens into a running softmax: logits to base 2, and their values.
+
+    MASKED: where a query doesn't see a token its logit is -inf.
+    """
     new_largest = tl.maximum(largest, tl.max(scores, 1))
-    # A query that has seen nothing yet: -inf less -inf would be NaN.
-    base = tl.where(new_largest == float("-inf"), 0.0, new_largest)
+    base = new_largest
+    if MASKED:
+        # A query that has seen nothing yet: -inf less -inf would be NaN.
+        base = tl.where(new_largest == float("-inf"), 0.0, new_largest)
     weights = tl.exp2(scores - base[:, None])
     shrink = tl.exp2(largest - base)
     total = total * shrink + tl.sum(weights, 1)

@@ -22,6 +22,7 @@ from hybridrt.kernels.triton.causal_conv1d import causal_conv1d
 from hybridrt.kernels.triton.gated_delta_rule import gated_delta_rule
 from hybridrt.kernels.triton.mla_attention import mla_attention
 from hybridrt.kernels.triton.moe import moe_experts
+from hybridrt.kernels.triton.one_row import one_row_linear
 from hybridrt.kernels.triton.paged_attention import paged_attention
 from hybridrt.kernels.triton.rms_norm import add_rms_norm, rms_norm
 from hybridrt.kernels.triton.sample import sample
@@ -163,6 +164,11 @@ def _norms() -> None:
     rms_norm(of(9, 16, 256)[..., :128], of(128), 1e-6, 0.0)
 
 
+def _one_row() -> None:
+    one_row_linear(of(1, 4096), of(6144, 4096), of(6144))
+    one_row_linear(of(1, 5000), of(77, 5000), None)
+
+
 def _sample() -> None:
     for vocab in (32_000, 262_144):
         numbers = torch.ones(3, 9, dtype=torch.float64)
@@ -201,6 +207,7 @@ CASES: dict[str, Callable[[], None]] = {
     "experts, clamped": lambda: _experts(4, *BIASES, "clamped", 1.7, 7.0),
     "experts, gelu": lambda: _experts(4, None, None, "gelu"),
     "norms": _norms,
+    "one row": _one_row,
     "sample": _sample,
 }
 

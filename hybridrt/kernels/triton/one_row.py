@@ -1,0 +1,73 @@
+"""A linear layer on one token in Triton: its weight is read once, at the rate of the memory."""
+
+from typing import no_type_check
+
+import triton
+import triton.language as tl
+from jaxtyping import Float
+from torch import Tensor
+
+from hybridrt.kernels.triton.launch import jit
+
+# Of a program: 16 KiB of bfloat16 on their way at once, by 128 threads. Many programs at a time
+# keep the memory busy, so that none has to ask ahead.
+_OUTPUTS, _INPUTS = 2, 1024
+
+
+def takes(x: Float[Tensor, "*batch inputs"], weight: Float[Tensor, "outputs inputs"]) -> bool:
+    """Whether `one_row_linear` can have them: one token, and rows of a weight without gaps."""
+    return x.numel() == x.shape[-1] and weight.stride(1) == 1 and x.dtype == weight.dtype
+
+
+def one_row_linear(
+    x: Float[Tensor, "*batch inputs"],
+    weight: Float[Tensor, "outputs inputs"],
+    bias: Float[Tensor, " outputs"] | None,
+) -> Float[Tensor, "*batch outputs"]:
+    """See `hybridrt.kernels.linear`; one token."""
+    outputs, inputs = weight.shape
+    out = x.new_empty(*x.shape[:-1], outputs)
+    _multiply[(triton.cdiv(outputs, _OUTPUTS),)](
+        x,
+        weight,
+        bias,
+        out,
+        x.stride(-1),
+        weight.stride(0),
+        outputs,
+        inputs,
+        OUTPUTS=_OUTPUTS,
+        INPUTS=_INPUTS,
+    )
+    return out
+
+
+@jit
+@no_type_check
+def _multiply(
+    x,  # [inputs]
+    weight,  # [outputs, inputs], whose rows have no gaps
+    bias,  # [outputs]; None: there is none
+    out,  # [outputs] without gaps
+    x_stride,
+    weight_row,
+    outputs,
+    inputs,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+):
+    row = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    fits = row < outputs
+    of_row = weight + row.to(tl.int64)[:, None] * weight_row
+    total = tl.zeros([OUTPUTS, INPUTS], tl.float32)
+    for first in range(0, inputs, INPUTS):
+        i = first + tl.arange(0, INPUTS)
+        there = fits[:, None] & (i < inputs)[None, :]
+        # Nobody reads a weight again before the next step, and all read x.
+        part = tl.load(of_row + i[None, :], mask=there, other=0.0, eviction_policy="evict_first")
+        value = tl.load(x + i * x_stride, mask=i < inputs, other=0.0)
+        total += part.to(tl.float32) * value.to(tl.float32)[None, :]
+    result = tl.sum(total, 1)
+    if bias is not None:
+        result += tl.load(bias + row, mask=fits, other=0.0).to(tl.float32)
+    tl.store(out + row, result.to(out.dtype.element_ty), mask=fits)
