@@ -1,5 +1,9 @@
 """Copies between the host's memory and the device's, for which nobody waits unasked."""
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
@@ -9,6 +13,23 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     if device.type == "cpu":
         return tensor
     return tensor.pin_memory().to(device, non_blocking=True)
+
+
+@contextmanager
+def waiting_raises() -> Iterator[None]:
+    """Whatever makes the host wait for a CUDA device is an error inside, as far as torch sees it."""
+    before = torch.cuda.get_sync_debug_mode()
+    _set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        _set_sync_debug_mode(before)
+
+
+def _set_sync_debug_mode(mode: int | str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it says at the first call that it is a prototype
+        torch.cuda.set_sync_debug_mode(mode)
 
 
 class HostCopy:

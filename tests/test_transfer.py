@@ -7,7 +7,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from hybridrt import SamplingParams
 from hybridrt.engine.logprobs import logprob_columns
 from hybridrt.engine.sampler import SamplingRow, sample
-from hybridrt.transfer import HostCopy, to_device
+from hybridrt.transfer import HostCopy, to_device, waiting_raises
 
 PARAMS = (
     SamplingParams(temperature=0),
@@ -41,12 +41,9 @@ def test_nothing_is_copied_where_the_device_is_the_host() -> None:
 @pytest.mark.gpu
 def test_copies_arrive_and_nobody_waits_for_them_before() -> None:
     device = torch.device("cuda")
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waiting_raises():
         doubled = to_device(torch.arange(3), device) * 2
         tokens = sample(to_device(torch.eye(5, 16), device), rows())
         copies = HostCopy(doubled, tokens).wait()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert copies[0].tolist() == [0, 2, 4]
     assert copies[1].tolist() == sample(torch.eye(5, 16), rows()).tolist()

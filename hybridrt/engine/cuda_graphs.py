@@ -1,7 +1,5 @@
 """CUDA graphs: a decode step of each size, recorded once and launched as a whole from then on."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -11,6 +9,7 @@ from torch import Tensor
 from hybridrt.batch import ForwardBatch
 from hybridrt.engine.static_decode import DecodeStep, StaticBatches
 from hybridrt.progress import count_progress
+from hybridrt.transfer import waiting_raises
 
 WARM_UPS = 2  # steps before one is recorded: what is made at a first call has been made
 
@@ -64,7 +63,7 @@ def _try(step: DecodeStep, batch: ForwardBatch) -> None:
     batch = without_host_lengths(batch)
     try:
         step(batch)  # kernels are compiled here, and may ask the device for what they like
-        with _asking_raises():
+        with waiting_raises():
             step(batch)
     except (RuntimeError, TypeError) as error:
         raise NotCapturableError(
@@ -82,14 +81,3 @@ def _warm_up(step: DecodeStep, batch: ForwardBatch) -> None:
         for _ in range(WARM_UPS):
             step(batch)
     current.wait_stream(stream)
-
-
-@contextmanager
-def _asking_raises() -> Iterator[None]:
-    """Whatever makes the host wait for the device is an error."""
-    before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(before)

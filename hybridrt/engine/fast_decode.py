@@ -16,12 +16,9 @@ from hybridrt.engine.static_decode import (
     decode_step,
 )
 from hybridrt.engine.taped_decode import TapedDecode
-from hybridrt.kernels.backend import choose_state_backend
 from hybridrt.models.causal_lm import CausalLM
 
 logger = logging.getLogger(__name__)
-
-_NO_PADDING = "mamba-ssm's kernels take no rows without a page; choose another state_backend"
 
 
 def check_fast_decode(config: EngineConfig, device: torch.device) -> None:
@@ -36,9 +33,6 @@ def check_fast_decode(config: EngineConfig, device: torch.device) -> None:
         )
     if config.compile:
         check_can_compile(device, config.quantization)
-    for option in ("compile", "cuda_graphs"):
-        if getattr(config, option) and not _pads(config, device):
-            raise ValueError(f"{option}=True: {_NO_PADDING}")
 
 
 @torch.inference_mode()
@@ -63,9 +57,6 @@ def fast_decode(
         return TapedDecode(model, groups, config.max_num_seqs, config.max_model_len)
     if not (wants_graphs or config.compile):
         return None
-    if not _pads(config, device):
-        logger.info("no CUDA graphs: %s", _NO_PADDING)
-        return None
     assert config.max_model_len is not None
     sizes = batch_sizes(config.max_num_seqs)
     switches = model.rope_switch_length is not None
@@ -80,7 +71,3 @@ def fast_decode(
                 raise ValueError(f"cuda_graphs=True: {error}") from error
             logger.info("no CUDA graphs: %s", error)
     return StaticDecode(batches, step) if config.compile else None
-
-
-def _pads(config: EngineConfig, device: torch.device) -> bool:
-    return choose_state_backend(config.state_backend, device) != "mamba_ssm"

@@ -48,8 +48,8 @@ def triton_runs(device: torch.device) -> bool:
 def choose_state_backend(requested: str, device: torch.device) -> StateBackend:
     """The backend for layers of the kind `state` on this device.
 
-    `"auto"` is Triton on CUDA, mamba-ssm with causal-conv1d where it is missing and both of
-    them are installed, numba on a CPU, and plain torch everywhere else.
+    `"auto"` is Triton on CUDA, numba on a CPU, and plain torch everywhere else. `"mamba_ssm"`
+    takes prompts to mamba-ssm's and causal-conv1d's kernels, and decodes to Triton's.
 
     Raises:
         ValueError: the one asked for can't run here.
@@ -57,7 +57,7 @@ def choose_state_backend(requested: str, device: torch.device) -> StateBackend:
     usable: list[StateBackend] = ["reference"]
     if device.type == "cpu" and _installed("numba"):
         usable.append("numba")
-    if device.type == "cuda" and _installed("mamba_ssm", "causal_conv1d"):
+    if triton_runs(device) and _installed("mamba_ssm", "causal_conv1d"):
         usable.append("mamba_ssm")
     if triton_runs(device):
         usable.append("triton")

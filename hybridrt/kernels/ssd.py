@@ -38,12 +38,12 @@ def ssd(
         from hybridrt.kernels.cpu import ssd as cpu
 
         return cpu.ssd(*args)
-    if backend == "triton":
-        from hybridrt.kernels.triton import ssd as on_gpu
-
-        return on_gpu.ssd(*args)
-    if backend == "mamba_ssm":
+    if backend == "mamba_ssm" and x.dtype != torch.float32:  # which that package rounds to tf32
         from hybridrt.kernels.cuda import ssd as cuda
 
         return cuda.ssd(*args)
+    if backend in ("triton", "mamba_ssm"):
+        from hybridrt.kernels.triton import ssd as on_gpu
+
+        return on_gpu.ssd(*args)
     return reference.ssd(*args)

@@ -13,6 +13,7 @@ from hybridrt.batch import ForwardBatch
 from hybridrt.engine import cuda_graphs, fast_decode
 from hybridrt.engine.cuda_graphs import NotCapturableError, capture, without_host_lengths
 from hybridrt.engine.static_decode import StaticBatches, decode_step
+from hybridrt.transfer import waiting_raises
 from tests.engine.small import small_llm
 from tests.harness.engines import assert_all_same, jobs, open_llm, run
 
@@ -150,11 +151,8 @@ def test_in_a_decode_step_the_host_waits_for_tokens_alone(name: str, graphs: boo
         llm.add_request([i + 1] * (i + 3), params)
     for _ in range(3):  # what is made at the first decode has been made
         llm.step()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waiting_raises():
         outputs = [llm.step() for _ in range(4)]
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert all(len(of_step) == 2 for of_step in outputs)
 
 

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from hybridrt import LLM, SamplingParams
 from hybridrt.batch import ForwardBatch, StatePages, TokenPages
+from hybridrt.transfer import waiting_raises
 from tests.engine.small import ATTENTION, MAMBA2, save_checkpoint, small_llm
 
 LONG = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
@@ -168,10 +169,6 @@ def test_bug_18_a_decode_step_does_not_wait_for_the_device(mixer: str, tmp_path:
     llm = two_decodes(path, device="cuda", dtype="bfloat16")
     llm.step()  # what is made at the first decode has been made
     rows = llm.engine._scheduler.schedule()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        with torch.inference_mode():
-            batch = llm.engine._runner.batches.build(rows)
-            llm.engine.model.logits(llm.engine.model(batch)[batch.logits_indices])
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    with waiting_raises(), torch.inference_mode():
+        batch = llm.engine._runner.batches.build(rows)
+        llm.engine.model.logits(llm.engine.model(batch)[batch.logits_indices])

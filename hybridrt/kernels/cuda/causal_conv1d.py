@@ -7,7 +7,9 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from hybridrt.batch import Rows
+from hybridrt.kernels.cuda.rows import only_decodes
 from hybridrt.kernels.reference.states import prefill_states
+from hybridrt.kernels.triton import causal_conv1d as triton
 
 
 def causal_conv1d(
@@ -20,23 +22,14 @@ def causal_conv1d(
     batch: Rows,
     activation: Literal["silu"] | None = "silu",
 ) -> Float[Tensor, "tokens channels"]:
-    """See `hybridrt.kernels.causal_conv1d`. Decode rows change their pages in place."""
-    from causal_conv1d import (
-        causal_conv1d_fn,  # pyright: ignore[reportAttributeAccessIssue]
-        causal_conv1d_update,  # pyright: ignore[reportAttributeAccessIssue]
-    )
+    """See `hybridrt.kernels.causal_conv1d`. Decode rows are Triton's."""
+    from causal_conv1d import causal_conv1d_fn  # pyright: ignore[reportAttributeAccessIssue]
 
     out = torch.empty_like(x)
     n = batch.num_decodes
     if n:
-        out[:n] = causal_conv1d_update(
-            x[:n].contiguous(),
-            conv_state.transpose(1, 2),
-            weight,
-            bias,
-            activation=activation,
-            conv_state_indices=pages[:n].int(),
-        )
+        of_decodes = (conv_state, pages[:n], initial_pages[:n], only_decodes(batch), activation)
+        out[:n] = triton.causal_conv1d(x[:n], weight, bias, *of_decodes)
     for row, history in prefill_states(conv_state, pages, initial_pages, batch, x.dtype):
         tokens = x[row.start : row.stop].contiguous()
         out[row.start : row.stop] = causal_conv1d_fn(

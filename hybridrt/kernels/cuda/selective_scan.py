@@ -5,7 +5,9 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from hybridrt.batch import Rows
+from hybridrt.kernels.cuda.rows import only_decodes
 from hybridrt.kernels.reference.states import prefill_states
+from hybridrt.kernels.triton import selective_scan as triton
 
 
 def selective_scan(
@@ -20,20 +22,16 @@ def selective_scan(
     initial_pages: Int64[Tensor, " rows"],
     batch: Rows,
 ) -> Float[Tensor, "tokens channels"]:
-    """See `hybridrt.kernels.selective_scan`. Decode rows change their pages in place."""
+    """See `hybridrt.kernels.selective_scan`. Decode rows are Triton's."""
     from mamba_ssm.ops.selective_scan_interface import (  # pyright: ignore[reportMissingImports]
         selective_scan_fn,
-    )
-    from mamba_ssm.ops.triton.selective_state_update import (  # pyright: ignore[reportMissingImports]
-        selective_state_update,
     )
 
     y = torch.empty_like(x)
     n = batch.num_decodes
     if n:
-        y[:n] = selective_state_update(
-            ssm_state, x[:n], dt[:n], A, B[:n], C[:n], D, state_batch_indices=pages[:n].int()
-        )
+        of_decodes = (ssm_state, pages[:n], initial_pages[:n], only_decodes(batch))
+        y[:n] = triton.selective_scan(x[:n], dt[:n], A, B[:n], C[:n], D, *of_decodes)
     for row, state in prefill_states(ssm_state, pages, initial_pages, batch, torch.float32):
         u, step, b, c = (
             part[row.start : row.stop].float().t().contiguous()[None] for part in (x, dt, B, C)

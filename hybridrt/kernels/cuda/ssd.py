@@ -5,7 +5,9 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from hybridrt.batch import Rows
+from hybridrt.kernels.cuda.rows import only_decodes
 from hybridrt.kernels.reference.states import prefill_states
+from hybridrt.kernels.triton import ssd as triton
 
 
 def ssd(
@@ -21,10 +23,7 @@ def ssd(
     batch: Rows,
     chunk_size: int,
 ) -> Float[Tensor, "tokens heads head_dim"]:
-    """See `hybridrt.kernels.ssd`. Decode rows change their pages in place."""
-    from mamba_ssm.ops.triton.selective_state_update import (  # pyright: ignore[reportMissingImports]
-        selective_state_update,
-    )
+    """See `hybridrt.kernels.ssd`. Decode rows are Triton's."""
     from mamba_ssm.ops.triton.ssd_combined import (  # pyright: ignore[reportMissingImports]
         mamba_chunk_scan_combined,
     )
@@ -32,17 +31,8 @@ def ssd(
     y = torch.empty_like(x)
     n = batch.num_decodes
     if n:
-        _, head_dim, state_size = ssm_state.shape[1:]
-        y[:n] = selective_state_update(
-            ssm_state,
-            x[:n],
-            dt[:n, :, None].expand(-1, -1, head_dim),
-            A[:, None, None].expand(-1, head_dim, state_size),
-            B[:n],
-            C[:n],
-            D[:, None].expand(-1, head_dim),
-            state_batch_indices=pages[:n].int(),
-        )
+        of_decodes = (ssm_state, pages[:n], initial_pages[:n], only_decodes(batch), chunk_size)
+        y[:n] = triton.ssd(x[:n], dt[:n], A, B[:n], C[:n], D, *of_decodes)
     for row, state in prefill_states(ssm_state, pages, initial_pages, batch, torch.float32):
         t = slice(row.start, row.stop)
         out, last = mamba_chunk_scan_combined(
