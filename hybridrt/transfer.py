@@ -17,7 +17,7 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 @contextmanager
 def waiting_raises() -> Iterator[None]:
-    """Whatever makes the host wait for a CUDA device is an error inside, as far as torch sees it."""
+    """Inside, what makes the host wait for a CUDA device is an error, as far as torch sees it."""
     before = torch.cuda.get_sync_debug_mode()
     _set_sync_debug_mode("error")
     try:

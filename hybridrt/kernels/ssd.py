@@ -1,5 +1,6 @@
 """The state-space dual scan of Mamba-2."""
 
+import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
