@@ -2,8 +2,9 @@
 
 from jaxtyping import Float, Float32, Int64
 from torch import Tensor
+from torch.compiler import is_compiling
 
-from hybridrt.kernels.backend import numba_takes
+from hybridrt.kernels.backend import numba_takes, triton_runs
 from hybridrt.kernels.reference import rotate as reference
 
 
@@ -23,4 +24,9 @@ def rotate(
         from hybridrt.kernels.cpu import rotate as cpu
 
         return cpu.rotate(x, table, positions, interleaved, back)
+    # A compiler makes a kernel of its own, with what stands beside.
+    if triton_runs(x.device) and not is_compiling():
+        from hybridrt.kernels.triton import rotate as on_gpu
+
+        return on_gpu.rotate(x, table, positions, interleaved, back)
     return reference.rotate(x, table, positions, interleaved, back)

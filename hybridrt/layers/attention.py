@@ -11,7 +11,7 @@ from hybridrt.batch import ForwardBatch
 from hybridrt.cache.spec import CacheSpec, State, Window
 from hybridrt.kernels.paged_attention import paged_attention
 from hybridrt.kernels.quantise import quantise_e4m3, quantise_int8
-from hybridrt.kernels.write_pages import write_pages
+from hybridrt.kernels.write_pages import write_each
 from hybridrt.layers.linear import FusedLinear, Linear
 from hybridrt.layers.norm import OffsetRMSNorm, RMSNorm
 from hybridrt.layers.rope import Rope
@@ -247,8 +247,7 @@ class Attention(TokenCached):
             parts = (k, v, k_scale, v_scale)
         elif self.cache_format.kv_cache_dtype == "fp8_e4m3":
             parts = quantise_e4m3(k, self.k_scale), quantise_e4m3(v, self.v_scale)
-        for values, pages in zip(parts, self._by_token, strict=True):
-            write_pages(values, pages, slots)
+        write_each(parts, self._by_token, slots)
 
     def attend(
         self,

@@ -52,11 +52,11 @@ CASES = [
 def test_layers_with_tokens(place: Place, put_in: Any, reason: str, setting: Setting) -> None:
     from hybridrt.kernels.triton.mla_attention import mla_attention
     from hybridrt.kernels.triton.paged_attention import paged_attention
-    from hybridrt.kernels.triton.write_pages import write_pages
+    from hybridrt.kernels.triton.write_pages import write_each
 
     expected = _steps(reason, setting)
     put_in(attention, "paged_attention", paged_attention)
     put_in(mla, "mla_attention", mla_attention)
     for module in (attention, mla):
-        put_in(module, "write_pages", write_pages)
+        put_in(module, "write_each", write_each)
     assert_close(_steps(reason, setting), expected)
