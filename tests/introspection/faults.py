@@ -82,6 +82,10 @@ class Shifted:
     def apply(self, x: Tensor, positions: Tensor) -> Tensor:
         return self.rope.apply(x, positions + 1)
 
+    def apply_normed(self, *args: Any) -> tuple[Tensor, Tensor]:
+        *rest, positions = args
+        return self.rope.apply_normed(*rest, positions + 1)
+
 
 def position_off_by_one(_: CausalLM, layer: Any) -> None:
     layer.self_attn.rope = Shifted(layer.self_attn.rope)

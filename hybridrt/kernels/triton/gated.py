@@ -52,7 +52,7 @@ def add_gated(
     """See `hybridrt.kernels.gated`."""
     dtype = torch.promote_types(torch.result_type(values, more), gate.dtype)
     out = torch.empty(values.shape, dtype=dtype, device=values.device)
-    _launch((gate.expand(values.shape), more, values), out, "add")
+    _launch((gate, more, values), out, "add")
     return out
 
 
@@ -77,7 +77,7 @@ def _launch(
 ) -> None:
     if out.numel() == 0:
         return
-    rows, size = parts[0].shape
+    rows, size = parts[-1].shape
     block = min(block_of(size), _MOST_ELEMENTS)
     a, b, c = (*parts, None, None)[:3]
     _gate[(rows, triton.cdiv(size, block))](
@@ -103,7 +103,7 @@ def _strides(part: Float[Tensor, "rows size"] | None) -> tuple[int, ...]:
 @jit
 @no_type_check
 def _gate(
-    gate,  # [rows, size], as all of them
+    gate,  # [rows, size], as all of them; to add, [rows, 1]
     up,  # None: there is a gate alone
     values,  # what is added to; None: nothing is
     out,  # without gaps
@@ -122,8 +122,11 @@ def _gate(
     row = tl.program_id(0).to(tl.int64)
     element = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
     live = element < size
-    a = tl.load(gate + row * gate_row + element * gate_element, mask=live, other=0.0)
-    a = a.to(tl.float32)
+    if KIND == "add":
+        a = tl.load(gate + row * gate_row).to(tl.float32)
+    else:
+        a = tl.load(gate + row * gate_row + element * gate_element, mask=live, other=0.0)
+        a = a.to(tl.float32)
     if up is not None:
         b = tl.load(up + row * up_row + element * up_element, mask=live, other=0.0).to(tl.float32)
     if KIND == "relu2":

@@ -26,7 +26,7 @@ from hybridrt.kernels.triton.mla_attention import mla_attention
 from hybridrt.kernels.triton.moe import moe_experts
 from hybridrt.kernels.triton.paged_attention import paged_attention
 from hybridrt.kernels.triton.rms_norm import add_rms_norm, rms_norm
-from hybridrt.kernels.triton.rotate import rotate
+from hybridrt.kernels.triton.rotate import rotate, rotate_normed
 from hybridrt.kernels.triton.sample import sample
 from hybridrt.kernels.triton.selective_scan import selective_scan
 from hybridrt.kernels.triton.ssd import ssd
@@ -184,7 +184,12 @@ def _rotations() -> None:
     for interleaved in (False, True):
         qk = of(9, 48 * 128).unflatten(1, (48, 128))
         rotate(qk[:, :40], table, positions, interleaved, False)
+        norm = (of(128), of(128), 1e-6, 0.0)
+        rotate_normed(qk[:, :40], qk[:, 40:], *norm, table, positions, interleaved)
         rotate(of(9, 16, 256), table[..., :32], positions, interleaved, True)
+        q, k, weight = of(9, 16, 256), of(9, 2, 256), of(256)
+        part = (table[..., :32], positions, interleaved)
+        rotate_normed(q, k, weight, weight, 1e-6, 1.0, *part)
         rotate(of(9, 1, 80), table[..., :10], positions, interleaved, False)
 
 
