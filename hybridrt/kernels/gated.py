@@ -2,6 +2,7 @@
 
 from math import inf
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.compiler import is_compiling
@@ -46,6 +47,17 @@ def gated_by(
 
         return on_gpu.gated_by(values, gate)
     return values * F.silu(gate)
+
+
+def sigmoid_gated(
+    values: Float[Tensor, "*batch size"], gate: Float[Tensor, "*batch size_or_one"]
+) -> Float[Tensor, "*batch size"]:
+    """`sigmoid(gate) * values`, with a gate each, or one for all of the last axis."""
+    if _is_for_triton(values):
+        from hybridrt.kernels.triton import gated as on_gpu
+
+        return on_gpu.sigmoid_gated(values, gate)
+    return values * torch.sigmoid(gate)
 
 
 def add_gated(

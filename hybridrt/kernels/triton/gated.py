@@ -1,4 +1,4 @@
-"""gated, gated_by, add_gated and relu2 in Triton: a part of a row by each program."""
+"""The gates of `hybridrt.kernels.gated` and relu2 in Triton: a part of a row by each program."""
 
 from collections.abc import Sequence
 from typing import no_type_check
@@ -13,7 +13,8 @@ from hybridrt.kernels.reference.gates import Gating
 from hybridrt.kernels.triton import gates
 from hybridrt.kernels.triton.launch import block_of, jit
 
-_MOST_ELEMENTS = 1024  # that a program writes: 8 for each of its 128 threads
+_MOST_ELEMENTS = 1024  # that a program writes
+_FOR_A_WARP = 256  # 16 bytes for each of its threads
 
 _BY_TURNS = {"clamped": "clamped", "silu by turns": "silu", "bent by turns": "bent"}
 _IN_HALVES = {"clamped halves": "clamped"}
@@ -41,6 +42,16 @@ def gated_by(
     dtype = torch.result_type(values, gate)
     out = torch.empty(values.shape, dtype=dtype, device=values.device)
     _launch((gate, values), out, "silu")
+    return out
+
+
+def sigmoid_gated(
+    values: Float[Tensor, "*batch size"], gate: Float[Tensor, "*batch size_or_one"]
+) -> Float[Tensor, "*batch size"]:
+    """See `hybridrt.kernels.gated`."""
+    dtype = torch.result_type(values, gate)
+    out = torch.empty(values.shape, dtype=dtype, device=values.device)
+    _launch((_rows(gate.expand(values.shape)), _rows(values)), out, "sigmoid")
     return out
 
 
@@ -93,6 +104,7 @@ def _launch(
         limit,
         KIND=kind,
         BLOCK=block,
+        num_warps=max(1, block // _FOR_A_WARP),
     )
 
 
@@ -132,6 +144,8 @@ def _gate(
     if KIND == "relu2":
         # Not the larger of it and 0, which would hide what is no number.
         result = tl.where(a < 0, 0.0, a * a)
+    elif KIND == "sigmoid":
+        result = gates.sigmoid(a) * b
     elif KIND == "add":
         c = tl.load(values + row * value_row + element * value_element, mask=live, other=0.0)
         result = c.to(tl.float32) + gates.sigmoid(a) * b

@@ -20,7 +20,7 @@ from hybridrt.batch import Rows, TokenPages
 from hybridrt.kernels.reference.gates import Gating
 from hybridrt.kernels.triton import combine
 from hybridrt.kernels.triton.causal_conv1d import causal_conv1d
-from hybridrt.kernels.triton.gated import add_gated, gated, gated_by, relu2
+from hybridrt.kernels.triton.gated import add_gated, gated, gated_by, relu2, sigmoid_gated
 from hybridrt.kernels.triton.gated_delta_rule import gated_delta_rule
 from hybridrt.kernels.triton.mla_attention import mla_attention
 from hybridrt.kernels.triton.moe import moe_experts
@@ -176,6 +176,8 @@ def _gates() -> None:
     x = of(9, 8192)[:, :4000]
     gated_by(x, of(9, 4000))
     add_gated(x, x, of(9, 1))
+    sigmoid_gated(of(9, 4096), of(9, 9216)[:, 5120:])
+    sigmoid_gated(of(9, 32, 128), of(9, 32, 1))
     relu2(of(9, 21504))
 
 

@@ -1,4 +1,4 @@
-"""gated, gated_by, add_gated and relu2 in Triton against their formulas."""
+"""gated, gated_by, sigmoid_gated, add_gated and relu2 in Triton against their formulas."""
 
 from math import inf
 from typing import get_args
@@ -112,6 +112,21 @@ def test_gated_by_and_added(place: Place, size: int) -> None:
     assert_right(out, lambda v, m, g: v + torch.sigmoid(g) * m, values, more, own)
 
 
+@pytest.mark.parametrize("size", [1, 33, 1500])
+def test_sigmoid_gated(place: Place, size: int) -> None:
+    """A gate each, in a part of wider rows, and one of each head or token."""
+    from hybridrt.kernels.triton.gated import sigmoid_gated
+
+    wide = _normal(7, 2, 2 * size + 5, place=place, spread=20.0)
+    values, each = wide[..., 3:].tensor_split([size], dim=2)
+    for gate in (each[..., :size], each[..., :1], _normal(7, 2, 1, place=place)):
+        out = sigmoid_gated(values, gate)
+        assert out.dtype == place[1] and out.is_contiguous()
+        assert_right(out, lambda v, g: v * torch.sigmoid(g), values, gate)
+        flat = sigmoid_gated(values[:, 0], gate[:, 0])
+        assert torch.equal(flat, out[:, 0])
+
+
 def test_a_result_of_unlike_dtypes_is_of_the_wider(place: Place) -> None:
     from hybridrt.kernels.triton.gated import add_gated, gated_by
 
@@ -141,10 +156,10 @@ def test_relu2_of_what_is_no_number(place: Place) -> None:
 
 
 def test_no_rows(place: Place) -> None:
-    from hybridrt.kernels.triton.gated import add_gated, gated, gated_by, relu2
+    from hybridrt.kernels.triton.gated import add_gated, gated, gated_by, relu2, sigmoid_gated
 
     none = _normal(0, 34, place=place)
     assert gated(none, "silu", 1.0, inf).shape == (0, 17)
     assert gated(none[:, None], "clamped", 1.7, 7.0).shape == (0, 1, 17)
     assert gated_by(none, none).shape == add_gated(none, none, none[:, :1]).shape == (0, 34)
-    assert relu2(none).shape == (0, 34)
+    assert sigmoid_gated(none, none[:, :1]).shape == relu2(none).shape == (0, 34)
