@@ -1,10 +1,13 @@
 """Writes new tokens into the pages of a token-kind layer."""
 
+from collections.abc import Sequence
+
 from jaxtyping import Int64, Shaped
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from hybridrt.kernels.backend import has_numba, triton_runs
-from hybridrt.kernels.op import nothing, torch_op
+from hybridrt.kernels.op import is_observed, nothing, torch_op
 from hybridrt.kernels.reference import write_pages as reference
 
 
@@ -31,3 +34,22 @@ def write_pages(
         if cpu.takes(cache):
             return cpu.write_pages(values, cache, slots)
     return reference.write_pages(values, cache, slots)
+
+
+def write_each(
+    values: Sequence[Shaped[Tensor, "  tokens ..."]],
+    caches: Sequence[Shaped[Tensor, "  blocks block_size ..."]],
+    slots: Int64[Tensor, " tokens"],
+) -> None:
+    """`write_pages` of each of `values` to its cache: a token's slot is the same in all.
+
+    The caches, which may be of unlike sizes and dtypes, must not overlap. In one launch where
+    that can be; whoever observes calls is shown `write_pages` of each.
+    """
+    if triton_runs(slots.device) and not is_compiling() and not is_observed():
+        from hybridrt.kernels.triton import write_pages as on_gpu
+
+        return on_gpu.write_each(values, caches, slots)
+    for part, cache in zip(values, caches, strict=True):
+        write_pages(part, cache, slots)
+    return None

@@ -11,9 +11,9 @@ from hybridrt.batch import ForwardBatch
 from hybridrt.cache.spec import CacheSpec, State, Window
 from hybridrt.kernels.paged_attention import paged_attention
 from hybridrt.kernels.quantise import quantise_e4m3, quantise_int8
-from hybridrt.kernels.write_pages import write_pages
+from hybridrt.kernels.write_pages import write_each
 from hybridrt.layers.linear import FusedLinear, Linear
-from hybridrt.layers.norm import OffsetRMSNorm, RMSNorm
+from hybridrt.layers.norm import OffsetRMSNorm, RMSNorm, plain_offset
 from hybridrt.layers.rope import Rope
 from hybridrt.layers.token_cached import TokenCached
 from hybridrt.values import Value, check_divides
@@ -205,6 +205,8 @@ class Attention(TokenCached):
         parts = [qk]
         if cfg.qk_norm_eps is not None and not cfg.qk_norm_after_rope:
             q, k = qk.split(heads, dim=1)
+            if (turned := self._normed_and_turned(q, k, batch)) is not None:
+                return *turned, v
             parts = [self._norm(q, self.q_norm), self._norm(k, self.k_norm)]
         if self.rope is not None:
             parts = [self.rope.apply(part, batch.rope_positions) for part in parts]
@@ -212,6 +214,18 @@ class Attention(TokenCached):
         if cfg.qk_norm_eps is not None and cfg.qk_norm_after_rope:
             q, k = self._norm(q, self.q_norm), self._norm(k, self.k_norm)
         return q, k, v
+
+    def _normed_and_turned(
+        self, q: Tensor, k: Tensor, batch: ForwardBatch
+    ) -> tuple[Tensor, Tensor] | None:
+        """Queries and keys behind norm and rotation at once; None: both are to be called."""
+        if self.rope is None or self.config.qk_norm_over != "head":
+            return None
+        offset, eps = plain_offset(self.q_norm), self.q_norm.eps
+        if offset is None or (plain_offset(self.k_norm), self.k_norm.eps) != (offset, eps):
+            return None
+        weights = self.q_norm.weight, self.k_norm.weight
+        return self.rope.apply_normed(q, k, weights, eps, offset, batch.rope_positions)
 
     def _norm(
         self, x: Float[Tensor, "tokens heads head_dim_k"], norm: RMSNorm
@@ -247,8 +261,7 @@ class Attention(TokenCached):
             parts = (k, v, k_scale, v_scale)
         elif self.cache_format.kv_cache_dtype == "fp8_e4m3":
             parts = quantise_e4m3(k, self.k_scale), quantise_e4m3(v, self.v_scale)
-        for values, pages in zip(parts, self._by_token, strict=True):
-            write_pages(values, pages, slots)
+        write_each(parts, self._by_token, slots)
 
     def attend(
         self,

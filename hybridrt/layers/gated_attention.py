@@ -5,6 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hybridrt.batch import ForwardBatch
+from hybridrt.kernels.gated import sigmoid_gated
 from hybridrt.layers.attention import Attention, AttentionConfig
 from hybridrt.layers.linear import FusedLinear, Linear, by_kind
 from hybridrt.layers.mla import MLA, MLAConfig
@@ -35,7 +36,7 @@ class GatedAttention(Attention):
     ) -> Float[Tensor, "tokens hidden"]:
         q, k, v, gate = self._project_gated(x, batch)
         out = self.update_and_attend((q,), (k, v), batch)
-        return self.o_proj((out * torch.sigmoid(gate)).flatten(1))
+        return self.o_proj(sigmoid_gated(out.flatten(1), gate.flatten(1)))
 
     def _project_gated(self, x: Tensor, batch: ForwardBatch) -> tuple[Tensor, ...]:
         """Queries, keys, values and the queries' gates, `[tokens, heads, head_dim]` each."""
@@ -58,7 +59,7 @@ class HeadGatedAttention(Attention):
     ) -> Float[Tensor, "tokens hidden"]:
         q, k, v = self._project(x, batch)
         out = self.update_and_attend((q,), (k, v), batch)
-        return self.o_proj((out * torch.sigmoid(self.g_proj(x))[..., None]).flatten(1))
+        return self.o_proj(sigmoid_gated(out, self.g_proj(x)[..., None]).flatten(1))
 
 
 class GatedMLA(MLA):
@@ -76,4 +77,4 @@ class GatedMLA(MLA):
     ) -> Float[Tensor, "tokens hidden"]:
         queries, new_tokens = self._project(x, self._query_input(x), batch)
         out = self.update_and_attend(queries, new_tokens, batch)
-        return self.o_proj((out * torch.sigmoid(self.g_proj(x))[..., None]).flatten(1))
+        return self.o_proj(sigmoid_gated(out, self.g_proj(x)[..., None]).flatten(1))

@@ -5,6 +5,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hybridrt.batch import ForwardBatch
+from hybridrt.kernels.gated import sigmoid_gated
 from hybridrt.layers.indexer import Indexer, IndexerConfig
 from hybridrt.layers.linear import Linear
 from hybridrt.layers.mla import MLAConfig
@@ -48,7 +49,7 @@ class GatedSparseMLA(SparseMLA):
         x: Float[Tensor, "tokens hidden"],
         query_input: Float[Tensor, "tokens query_input"],
     ) -> Float[Tensor, "tokens hidden"]:
-        return self.o_proj(attended.flatten(1) * torch.sigmoid(self.gate_proj(x)))
+        return self.o_proj(sigmoid_gated(attended.flatten(1), self.gate_proj(x)))
 
 
 class LatentGatedSparseMLA(SparseMLA):
@@ -85,7 +86,7 @@ class LatentGatedSparseMLA(SparseMLA):
         query_input: Float[Tensor, "tokens query_input"],
     ) -> Float[Tensor, "tokens hidden"]:
         gates = self._queries_and_gates(query_input)[..., self.query_size :]
-        return self.o_proj((attended * torch.sigmoid(gates)).flatten(1))
+        return self.o_proj(sigmoid_gated(attended.flatten(1), gates.flatten(1)))
 
     def _queries_and_gates(
         self, query_input: Float[Tensor, "tokens query_input"]

@@ -2,12 +2,12 @@
 
 from abc import ABC, abstractmethod
 
-import torch
 from jaxtyping import Float, Int32
 from torch import Tensor, nn
 
 from hybridrt.batch import ForwardBatch
 from hybridrt.cache.spec import CacheSpec, State
+from hybridrt.kernels.gated import sigmoid_gated
 from hybridrt.kernels.sparse_attention import sparse_attention
 from hybridrt.layers.attention import Attention, AttentionConfig
 from hybridrt.layers.gated_attention import GatedAttention
@@ -89,4 +89,4 @@ class IndexedGatedAttention(IndexedAttention, GatedAttention):
     ) -> Float[Tensor, "tokens hidden"]:
         q, k, v, gate = self._project_gated(x, batch)
         out = self._attend_selecting(x, q, k, v, batch)
-        return self.o_proj((out * torch.sigmoid(gate)).flatten(1))
+        return self.o_proj(sigmoid_gated(out.flatten(1), gate.flatten(1)))

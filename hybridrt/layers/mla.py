@@ -9,7 +9,7 @@ from hybridrt.batch import ForwardBatch
 from hybridrt.cache.spec import CacheSpec, State, Window
 from hybridrt.kernels.mla_attention import mla_attention
 from hybridrt.kernels.quantise import GROUP, quantise_e4m3_groups
-from hybridrt.kernels.write_pages import write_pages
+from hybridrt.kernels.write_pages import write_each
 from hybridrt.layers.linear import Linear
 from hybridrt.layers.norm import RMSNorm
 from hybridrt.layers.rope import Rope, yarn_mscale
@@ -186,13 +186,15 @@ class MLA(TokenCached):
         batch: ForwardBatch,
     ) -> None:
         """Writes the new tokens' latents into their slots."""
-        slots = batch.token_pages(self.cache_group).slots
-        if self.c_kv_scale is not None:
-            c_kv, c_kv_scale = quantise_e4m3_groups(c_kv)
-            write_pages(c_kv_scale, self.c_kv_scale, slots)
-        write_pages(c_kv, self.c_kv, slots)
+        parts, caches = [c_kv], [self.c_kv]
         if self.config.qk_rope_head_dim:
-            write_pages(k_pe, self.k_pe, slots)
+            parts.append(k_pe)
+            caches.append(self.k_pe)
+        if self.c_kv_scale is not None:
+            parts[0], c_kv_scale = quantise_e4m3_groups(c_kv)
+            parts.append(c_kv_scale)
+            caches.append(self.c_kv_scale)
+        write_each(parts, caches, batch.token_pages(self.cache_group).slots)
 
     def attend(
         self,

@@ -162,12 +162,21 @@ def add_and_norm(
 
     A compiler gets the two apart: it joins them with more than them.
     """
-    offset = None if is_compiling() else _OFFSETS.get(type(norm).forward)
-    if offset is None or x.shape != y.shape or _is_watched(norm):
+    offset = plain_offset(norm)
+    if offset is None or x.shape != y.shape:
         x = x + y
         return x, norm(x)
     assert isinstance(norm, RMSNorm)
     return add_rms_norm(x, y, norm.weight, norm.eps, offset)
+
+
+def plain_offset(norm: nn.Module) -> float | None:
+    """What a norm adds to its weight, if its call is `rms_norm` and nothing else, and not compiled.
+
+    None: it is to be called itself.
+    """
+    offset = None if is_compiling() else _OFFSETS.get(type(norm).forward)
+    return None if offset is None or _is_watched(norm) else offset
 
 
 def _is_watched(module: nn.Module) -> bool:

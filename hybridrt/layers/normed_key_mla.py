@@ -1,9 +1,9 @@
 """MLA that norms the part of a key that all heads share, with a gate on each head (Dots 3 Note)."""
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from hybridrt.kernels.gated import sigmoid_gated
 from hybridrt.layers.gated_attention import GatedMLA
 from hybridrt.layers.indexer import Indexer
 from hybridrt.layers.linear import Linear
@@ -43,7 +43,7 @@ class NormedKeySparseMLA(SparseMLA):
         x: Float[Tensor, "tokens hidden"],
         query_input: Float[Tensor, "tokens query_input"],
     ) -> Float[Tensor, "tokens hidden"]:
-        return self.o_proj((attended * torch.sigmoid(self.g_proj(x))[..., None]).flatten(1))
+        return self.o_proj(sigmoid_gated(attended, self.g_proj(x)[..., None]).flatten(1))
 
 
 def _plain_scale(config: MLAConfig) -> float:

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from hybridrt.kernels.relu2 import relu2
 from hybridrt.kernels.relu2_moe import relu2_experts
 from hybridrt.layers.linear import Linear
 from hybridrt.layers.moe import Experts, MoEConfig, Router
@@ -21,7 +21,7 @@ class Relu2MLP(nn.Module):
         self.down_proj = Linear(intermediate_size, hidden_size, bias)
 
     def forward(self, x: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens hidden"]:
-        return self.down_proj(F.relu(self.up_proj(x)).square_())
+        return self.down_proj(relu2(self.up_proj(x)))
 
 
 class Relu2Experts(Experts):

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int64
 from pydantic import ConfigDict, PositiveInt, model_validator
 from torch import Tensor
 
-from hybridrt.kernels.rotate import rotate
+from hybridrt.kernels.rotate import rotate, rotate_normed
 from hybridrt.values import Value
 
 
@@ -182,6 +182,19 @@ class Rope:
     ) -> Float[Tensor, "tokens heads head_dim"]:
         """Rotates the first `dim` values of every head by its token's position, or `back`."""
         return rotate(x, self._table, rope_positions, self.interleaved, back)
+
+    def apply_normed(
+        self,
+        q: Float[Tensor, "tokens heads head_dim"],
+        k: Float[Tensor, "tokens kv_heads head_dim"],
+        weights: tuple[Float[Tensor, " head_dim"], Float[Tensor, " head_dim"]],
+        eps: float,
+        offset: float,
+        rope_positions: Int64[Tensor, " tokens"],
+    ) -> tuple[Tensor, Tensor]:
+        """`apply` of `rms_norm(part, weight, eps, offset)` of queries and of keys."""
+        where = (self._table, rope_positions, self.interleaved)
+        return rotate_normed(q, k, *weights, eps, offset, *where)
 
     def apply_to_last(
         self,

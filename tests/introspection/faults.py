@@ -82,6 +82,10 @@ class Shifted:
     def apply(self, x: Tensor, positions: Tensor) -> Tensor:
         return self.rope.apply(x, positions + 1)
 
+    def apply_normed(self, *args: Any) -> tuple[Tensor, Tensor]:
+        *rest, positions = args
+        return self.rope.apply_normed(*rest, positions + 1)
+
 
 def position_off_by_one(_: CausalLM, layer: Any) -> None:
     layer.self_attn.rope = Shifted(layer.self_attn.rope)
@@ -262,7 +266,7 @@ def relu_not_squared(_: CausalLM, layer: Any) -> None:
 
 
 def _relu_instead(right: Any, x: Tensor) -> Tensor:
-    with patch.object(relu2.F, "relu", lambda x: x.clamp(min=0).sqrt()):
+    with patch.object(relu2, "relu2", lambda x: x.clamp(min=0)):
         return right(x)
 
 

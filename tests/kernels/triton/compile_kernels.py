@@ -17,18 +17,21 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from hybridrt.batch import Rows, TokenPages
+from hybridrt.kernels.reference.gates import Gating
 from hybridrt.kernels.triton import combine
 from hybridrt.kernels.triton.causal_conv1d import causal_conv1d
+from hybridrt.kernels.triton.gated import add_gated, gated, gated_by, relu2, sigmoid_gated
 from hybridrt.kernels.triton.gated_delta_rule import gated_delta_rule
 from hybridrt.kernels.triton.mla_attention import mla_attention
 from hybridrt.kernels.triton.moe import moe_experts
 from hybridrt.kernels.triton.one_row import one_row_linear
 from hybridrt.kernels.triton.paged_attention import paged_attention
 from hybridrt.kernels.triton.rms_norm import add_rms_norm, rms_norm
+from hybridrt.kernels.triton.rotate import rotate, rotate_normed
 from hybridrt.kernels.triton.sample import sample
 from hybridrt.kernels.triton.selective_scan import selective_scan
 from hybridrt.kernels.triton.ssd import ssd
-from hybridrt.kernels.triton.write_pages import write_pages
+from hybridrt.kernels.triton.write_pages import write_each, write_pages
 
 H100 = GPUTarget("cuda", 90, 32)
 SHARED_MEMORY = 227 * 1024  # bytes that a program may have there
@@ -101,7 +104,10 @@ def tokens(batch: Rows, blocks: int) -> TokenPages:
 def _write() -> None:
     for dtype in (torch.bfloat16, torch.int8):
         kv = of(9, 8, 16, 256, dtype=dtype)[..., :128].transpose(1, 2)
-        write_pages(of(100, 8, 128, dtype=dtype), kv, of(100, dtype=torch.int64))
+        k, slots = of(100, 8, 128, dtype=dtype), of(100, dtype=torch.int64)
+        write_pages(k, kv, slots)
+        write_each((k, k), (kv, kv), slots)
+    write_each((of(9, 512), of(9, 64)), (of(9, 16, 512), of(9, 16, 64)), slots)
 
 
 def _attention(dim: int, dtype: torch.dtype, stored: torch.dtype | None = None, **how: Any) -> None:
@@ -169,12 +175,39 @@ def _one_row() -> None:
     one_row_linear(of(1, 5000), of(77, 5000), None)
 
 
+def _gates() -> None:
+    for gating in ("silu", "gelu", "gelu_pytorch_tanh", "limited", *BY_TURNS):
+        gated(of(9, 28672), gating, 1.7, 7.0)
+    gated(of(9, 4096, dtype=torch.float32), "silu", 1.0, 1.0)
+    x = of(9, 8192)[:, :4000]
+    gated_by(x, of(9, 4000))
+    add_gated(x, x, of(9, 1))
+    sigmoid_gated(of(9, 4096), of(9, 9216)[:, 5120:])
+    sigmoid_gated(of(9, 32, 128), of(9, 32, 1))
+    relu2(of(9, 21504))
+
+
+def _rotations() -> None:
+    positions, table = of(9, dtype=torch.int64), of(4096, 2, 64, dtype=torch.float32)
+    for interleaved in (False, True):
+        qk = of(9, 48 * 128).unflatten(1, (48, 128))
+        rotate(qk[:, :40], table, positions, interleaved, False)
+        norm = (of(128), of(128), 1e-6, 0.0)
+        rotate_normed(qk[:, :40], qk[:, 40:], *norm, table, positions, interleaved)
+        rotate(of(9, 16, 256), table[..., :32], positions, interleaved, True)
+        q, k, weight = of(9, 16, 256), of(9, 2, 256), of(256)
+        part = (table[..., :32], positions, interleaved)
+        rotate_normed(q, k, weight, weight, 1e-6, 1.0, *part)
+        rotate(of(9, 1, 80), table[..., :10], positions, interleaved, False)
+
+
 def _sample() -> None:
     for vocab in (32_000, 262_144):
         numbers = torch.ones(3, 9, dtype=torch.float64)
         sample(of(9, vocab, dtype=torch.float32), *numbers)
 
 
+BY_TURNS: tuple[Gating, ...] = ("clamped", "clamped halves", "silu by turns", "bent by turns")
 BIASES = (of(64, 2816), of(64, 2048))
 TOKEN_SCALES, HEAD_SCALES = (of(*shape, dtype=torch.float32) for shape in ((9, 4, 16), (4,)))
 BF16, INT8, FP8 = torch.bfloat16, torch.int8, torch.float8_e4m3fn
@@ -208,6 +241,8 @@ CASES: dict[str, Callable[[], None]] = {
     "experts, gelu": lambda: _experts(4, None, None, "gelu"),
     "norms": _norms,
     "one row": _one_row,
+    "gates": _gates,
+    "rotations": _rotations,
     "sample": _sample,
 }
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hybridrt.layers import attention, mla
+from hybridrt.layers import attention, mla, rope
 from tests.harness.bench import Bench, Setting, random_tokens
 from tests.harness.layer_rows import BY_REASON
 from tests.harness.tolerance import assert_close
@@ -44,6 +44,7 @@ CASES = [
     *(("attention", setting) for setting in (HND, NHD, INT8, FP8)),
     *(("attention, window", setting) for setting in (NHD, replace(HND, kv_cache_dtype="int8"))),
     *(("attention, soft cap", HND), ("attention, chunks", FP8), ("MLA", HND), ("MLA", FP8)),
+    ("gated attention", HND),
 ]
 
 
@@ -52,11 +53,14 @@ CASES = [
 def test_layers_with_tokens(place: Place, put_in: Any, reason: str, setting: Setting) -> None:
     from hybridrt.kernels.triton.mla_attention import mla_attention
     from hybridrt.kernels.triton.paged_attention import paged_attention
-    from hybridrt.kernels.triton.write_pages import write_pages
+    from hybridrt.kernels.triton.rotate import rotate, rotate_normed
+    from hybridrt.kernels.triton.write_pages import write_each
 
     expected = _steps(reason, setting)
     put_in(attention, "paged_attention", paged_attention)
     put_in(mla, "mla_attention", mla_attention)
+    put_in(rope, "rotate", rotate)
+    put_in(rope, "rotate_normed", rotate_normed)
     for module in (attention, mla):
-        put_in(module, "write_pages", write_pages)
+        put_in(module, "write_each", write_each)
     assert_close(_steps(reason, setting), expected)
