@@ -135,7 +135,8 @@ def _scan() -> None:
     batch, *pages = rows(3, 200)
     A, state = of(8192, 16, dtype=torch.float32), of(9, 8192, 16, dtype=torch.float32)
     B, C = of(203, 288)[:, 256:].split(16, dim=1)
-    selective_scan(of(203, 8192), of(203, 8192), A, B, C, A[:, 0], state, *pages, batch)
+    dt = of(203, 8192, dtype=torch.float32)
+    selective_scan(of(203, 8192), dt, A, B, C, A[:, 0], state, *pages, batch)
 
 
 def _dual(size: int, dtype: torch.dtype) -> None:
