@@ -123,17 +123,13 @@ def _scan(
     place = tl.arange(0, TOKENS)
     y += start * y_token + (channel * y_channel)[:, None] + (place * y_token)[None, :]
     left = (stop - start).to(tl.int32)
-    now = _inputs(
+    now, x, dt, B, C = _inputs(
         *(x, dt, B, C),
         *(x_token, dt_token, B_token, C_token),
         *(left, in_row, in_state, channels, SIZE, TOKENS),
     )
     for _ in range(0, stop - start, TOKENS):
-        x += TOKENS * x_token
-        dt += TOKENS * dt_token
-        B += TOKENS * B_token
-        C += TOKENS * C_token
-        then = _inputs(
+        then, x, dt, B, C = _inputs(
             *(x, dt, B, C),
             *(x_token, dt_token, B_token, C_token),
             *(left - TOKENS, in_row, in_state, channels, SIZE, TOKENS),
@@ -173,7 +169,7 @@ def _inputs(
     SIZE: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
-    """Some tokens' x, dt, B and C, one token's behind another's.
+    """Some tokens' x, dt, B and C, one token's behind another's, and where the next one's are.
 
     Behind the last token dt and x are zeros, which leave a state as it is.
     """
@@ -181,9 +177,13 @@ def _inputs(
     for i in tl.static_range(TOKENS):
         live, live_n = in_row < if_so(i < left, channels), in_state < if_so(i < left, SIZE)
         found += (
-            tl.load(x + i * x_token, mask=live, other=0.0),
-            tl.load(dt + i * dt_token, mask=live, other=0.0),
-            tl.load(B + i * B_token, mask=live_n, other=0.0),
-            tl.load(C + i * C_token, mask=live_n, other=0.0),
+            tl.load(x, mask=live, other=0.0),
+            tl.load(dt, mask=live, other=0.0),
+            tl.load(B, mask=live_n, other=0.0),
+            tl.load(C, mask=live_n, other=0.0),
         )
-    return found
+        x += x_token
+        dt += dt_token
+        B += B_token
+        C += C_token
+    return found, x, dt, B, C
