@@ -2,8 +2,9 @@
 
 from jaxtyping import Float, Float32
 from torch import Tensor
+from torch.compiler import is_compiling
 
-from hybridrt.kernels.backend import numba_takes
+from hybridrt.kernels.backend import numba_takes, triton_runs
 from hybridrt.kernels.reference import delta_inputs as reference
 
 
@@ -31,4 +32,8 @@ def delta_inputs(
         from hybridrt.kernels.cpu import delta_inputs as cpu
 
         return cpu.delta_inputs(qk, a, b, A_log, dt_bias, key_heads, beta_scale)
+    if triton_runs(qk.device) and not is_compiling():
+        from hybridrt.kernels.triton import delta_inputs as on_gpu
+
+        return on_gpu.delta_inputs(qk, a, b, A_log, dt_bias, key_heads, beta_scale)
     return reference.delta_inputs(qk, a, b, A_log, dt_bias, key_heads, beta_scale)

@@ -4,16 +4,16 @@ import torch
 from jaxtyping import Float
 from pydantic import NegativeFloat, PositiveInt
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from hybridrt.batch import ForwardBatch
 from hybridrt.cache.spec import INPUTS, CacheSpec, State
 from hybridrt.kernels.causal_conv1d import causal_conv1d
 from hybridrt.kernels.gated_delta_rule import gated_delta_rule
-from hybridrt.kernels.reference.delta_inputs import l2_norm
+from hybridrt.kernels.kda_inputs import kda_inputs
 from hybridrt.layers.cached import CachedLayer
 from hybridrt.layers.conv import CausalConv1d
 from hybridrt.layers.linear import FusedLinear, Linear
+from hybridrt.layers.norm import GatedRMSNorm
 from hybridrt.values import Value
 
 
@@ -34,21 +34,6 @@ class KimiDeltaAttentionConfig(Value):
     low_rank_gates: bool = True
     flat_a_log: bool = False
     decay_bound: NegativeFloat | None = None
-
-
-class SigmoidGatedRMSNorm(nn.Module):
-    """`norm(x) * sigmoid(z)`, the norm over the last axis; in float32 throughout."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
-        self.eps = eps
-
-    def forward(
-        self, x: Float[Tensor, "*batch size"], z: Float[Tensor, "*batch size"]
-    ) -> Float[Tensor, "*batch size"]:
-        y = F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.eps)
-        return y.mul_(torch.sigmoid(z.float())).to(z.dtype)
 
 
 class KimiDeltaAttention(CachedLayer):
@@ -81,7 +66,9 @@ class KimiDeltaAttention(CachedLayer):
             nn.Parameter(torch.empty(shape, dtype=torch.float32), requires_grad=False)
             for shape in ((heads,) if config.flat_a_log else (1, 1, heads, 1), (self.inner,))
         )
-        self.o_norm = SigmoidGatedRMSNorm(config.head_dim, config.norm_eps)
+        self.o_norm = GatedRMSNorm(
+            config.head_dim, config.norm_eps, 1, norm_before_gate=True, gate="sigmoid"
+        )
         self.o_proj = Linear(self.inner, config.hidden_size)
 
     @property
@@ -119,12 +106,14 @@ class KimiDeltaAttention(CachedLayer):
             )
             for x, conv, state in zip(qkv, convs, states, strict=True)
         )
+        decays = (self.A_log.flatten(), self.dt_bias, self.config.decay_bound)
+        q, k, g, beta = kda_inputs(q, k, f, b, *decays)
         y = gated_delta_rule(
-            l2_norm(self._by_head(q)) * self.config.head_dim**-0.5,
-            l2_norm(self._by_head(k)),
+            q,
+            k,
             self._by_head(v),
-            self._log_decay(f),
-            torch.sigmoid(b.float()),
+            g,
+            beta,
             self.ssm_state,
             pages,
             initial_pages,
@@ -135,13 +124,3 @@ class KimiDeltaAttention(CachedLayer):
 
     def _by_head(self, x: Float[Tensor, "tokens inner"]) -> Float[Tensor, "tokens heads head_dim"]:
         return x.unflatten(-1, (self.config.num_heads, -1))
-
-    def _log_decay(
-        self, f: Float[Tensor, "tokens inner"]
-    ) -> Float[Tensor, "tokens heads head_dim"]:
-        """Of each key channel, float32 and at most 0."""
-        f = self._by_head(f.float() + self.dt_bias)
-        rate = torch.exp(self.A_log.view(-1, 1))
-        if self.config.decay_bound is not None:
-            return self.config.decay_bound * torch.sigmoid(rate * f)
-        return -rate * F.softplus(f)

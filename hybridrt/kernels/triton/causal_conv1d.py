@@ -1,4 +1,4 @@
-"""causal_conv1d in Triton: tiles of tokens for prefill, one pass over rows for decode."""
+"""causal_conv1d in Triton: runs of tokens for prefill, one pass over rows for decode."""
 
 from typing import Literal, no_type_check
 
@@ -10,10 +10,11 @@ from torch import Tensor
 
 from hybridrt.batch import Rows
 from hybridrt.kernels.triton.gates import sigmoid
-from hybridrt.kernels.triton.launch import jit
+from hybridrt.kernels.triton.launch import block_of, jit
 from hybridrt.kernels.triton.states import if_so, pages_of, prefill_turns, tokens_of
 
-_TOKENS, _CHANNELS = 16, 128  # of a tile; a channel for each of a program's threads
+_CHANNELS = 128  # of a decode row for a program: one for each of its threads
+_TOKENS, _OF_TOKENS = 16, 512  # of a prefill row, at once in registers, and channels of them
 
 
 def causal_conv1d(
@@ -31,32 +32,32 @@ def causal_conv1d(
     channels, width = weight.shape
     strides = (*x.stride(), *weight.stride(), *conv_state.stride(), *out.stride())
     blocks = triton.cdiv(channels, _CHANNELS)
-    options = {
-        "WIDTH": width,
-        "HAS_BIAS": bias is not None,
-        "SILU": activation is not None,
-        "BLOCK_C": _CHANNELS,
-    }
+    options = {"WIDTH": width, "HAS_BIAS": bias is not None, "SILU": activation is not None}
     if batch.num_decodes:
         _step[(batch.num_decodes, blocks)](
-            x, weight, bias, conv_state, pages, out, *strides, channels, **options
+            *(x, weight, bias, conv_state, pages, out),
+            *strides,
+            channels,
+            **options,
+            BLOCK_C=_CHANNELS,
         )
     rows = (pages, initial_pages, batch.has_initial_state, batch.cu_seqlens_q)
+    # What a run needs of the tokens before it is all in its row's state, or all in x.
+    at_once = max(_TOKENS, width - 1)
+    block_c = min(_OF_TOKENS, block_of(channels))
     for first, count, longest in prefill_turns(batch):
-        _convolve[(triton.cdiv(longest, _TOKENS), count, blocks)](
-            x,
-            weight,
-            bias,
-            conv_state,
+        _convolve[(triton.cdiv(longest, at_once), count, triton.cdiv(channels, block_c))](
+            *(x, weight, bias, conv_state),
             *rows,
             out,
             *strides,
             channels,
             first,
             **options,
-            BLOCK_T=_TOKENS,
+            BLOCK_C=block_c,
+            TOKENS=at_once,
         )
-        # Apart, since a tile at the start of a row may read the page that this writes.
+        # Apart, since the run at the start of a row may read the page that this writes.
         _leave[(count, blocks)](
             x,
             conv_state,
@@ -148,37 +149,47 @@ def _convolve(
     HAS_BIAS: tl.constexpr,
     SILU: tl.constexpr,
     BLOCK_C: tl.constexpr,
-    BLOCK_T: tl.constexpr,
+    TOKENS: tl.constexpr,
 ):
     row = (first_row + tl.program_id(1)).to(tl.int64)
     start, stop = tokens_of(row, cu_seqlens, False)
-    if tl.program_id(0) * BLOCK_T >= stop - start:
+    first = start + tl.program_id(0) * TOKENS
+    if first >= stop:
         return
     initial, _ = pages_of(row, pages, initial_pages, has_initial_state, False)
-    token = start + tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     channel = tl.program_id(2).to(tl.int64) * BLOCK_C + tl.arange(0, BLOCK_C)
     fits = channel < channels
-    live = (token < stop)[:, None] & fits[None, :]
-    known = start - if_so(initial >= 0, WIDTH - 1)
-    total = tl.zeros([BLOCK_T, BLOCK_C], tl.float32)
-    if HAS_BIAS:
-        total += tl.load(bias + channel, mask=fits, other=0.0).to(tl.float32)[None, :]
+    taps = ()
     for k in tl.static_range(WIDTH):
-        source = token - (WIDTH - 1 - k)
-        is_new = (source >= start)[:, None]
-        at = x + (source * x_token)[:, None] + (channel * x_channel)[None, :]
-        new = tl.load(at, mask=live & is_new, other=0.0)
-        at = conv_state + initial * s_page + ((source - start + WIDTH - 1) * s_token)[:, None]
-        at += (channel * s_channel)[None, :]
-        is_old = ((source < start) & (source >= known))[:, None]
-        old = tl.load(at, mask=live & is_old, other=0.0)
-        seen = tl.where(is_new, new, old.to(new.dtype)).to(tl.float32)
         tap = tl.load(weight + channel * w_channel + k * w_tap, mask=fits, other=0.0)
-        total += tap.to(tl.float32)[None, :] * seen
-    if SILU:
-        total *= sigmoid(total)
-    at = out + (token * out_token)[:, None] + (channel * out_channel)[None, :]
-    tl.store(at, total.to(out.dtype.element_ty), mask=live)
+        taps += (tap.to(tl.float32),)
+    shift = tl.zeros([BLOCK_C], tl.float32)
+    if HAS_BIAS:
+        shift += tl.load(bias + channel, mask=fits, other=0.0).to(tl.float32)
+    # All inputs are on their way before the first is waited for, and each is read once.
+    window = ()
+    is_first = first == start
+    before = channel < if_so(first > start, channels)
+    held = channel < if_so(is_first & (initial >= 0), channels)
+    for k in tl.static_range(WIDTH - 1):
+        at = x + (first - (WIDTH - 1 - k)) * x_token + channel * x_channel
+        new = tl.load(at, mask=before, other=0.0)
+        at = conv_state + initial * s_page + k * s_token + channel * s_channel
+        old = tl.load(at, mask=held, other=0.0)
+        window += (tl.where(is_first, old.to(new.dtype), new),)
+    for i in tl.static_range(TOKENS):
+        at = x + (first + i) * x_token + channel * x_channel
+        live = channel < if_so(first + i < stop, channels)
+        window += (tl.load(at, mask=live, other=0.0),)
+    for i in tl.static_range(TOKENS):
+        total = shift
+        for k in tl.static_range(WIDTH):
+            total += taps[k] * window[i + k].to(tl.float32)
+        if SILU:
+            total *= sigmoid(total)
+        at = out + (first + i) * out_token + channel * out_channel
+        live = channel < if_so(first + i < stop, channels)
+        tl.store(at, total.to(out.dtype.element_ty), mask=live)
 
 
 @jit(do_not_specialize=["first_row"])

@@ -33,3 +33,10 @@ def num_processors(device: torch.device) -> int:
 def row_strides(tensor: torch.Tensor | None, dims: int) -> tuple[int, ...]:
     """The strides of a tensor, or as many zeros for one that isn't there."""
     return (0,) * dims if tensor is None else tensor.stride()
+
+
+def three_dims(x: torch.Tensor) -> torch.Tensor:
+    """The same rows, copied only where there are more dimensions than tokens and heads."""
+    while x.dim() < 3:
+        x = x.unsqueeze(0)
+    return x.flatten(0, -3)

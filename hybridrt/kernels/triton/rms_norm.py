@@ -7,7 +7,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from hybridrt.kernels.triton.launch import block_of, jit, row_strides
+from hybridrt.kernels.triton.launch import block_of, jit, row_strides, three_dims
 
 _ELEMENTS = 256  # of a row for each warp, of which there are 16 at most
 
@@ -46,7 +46,7 @@ def _launch(
 ) -> None:
     if out.numel() == 0:
         return
-    x, y = _three_dims(x), None if y is None else _three_dims(y)
+    x, y = three_dims(x), None if y is None else three_dims(y)
     outer, inner, size = x.shape
     block = block_of(size)
     _norm[(outer * inner,)](
@@ -65,13 +65,6 @@ def _launch(
         BLOCK=block,
         num_warps=min(16, max(1, block // _ELEMENTS)),
     )
-
-
-def _three_dims(x: Float[Tensor, "*rows size"]) -> Float[Tensor, "outer inner size"]:
-    """The same rows, copied only where there are more dimensions than tokens and heads."""
-    while x.dim() < 3:
-        x = x.unsqueeze(0)
-    return x.flatten(0, -3)
 
 
 @jit

@@ -9,11 +9,11 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from hybridrt.batch import Rows
-from hybridrt.kernels.triton.launch import block_of, jit
+from hybridrt.kernels.triton.launch import LOG2_E, block_of, jit
 from hybridrt.kernels.triton.states import if_so, pages_of, prefill_turns, tokens_of
 
-_STATES = 512  # of a program: 4 for each of its threads
-_TOKENS_AT_ONCE = 8  # whose inputs are on their way together
+_STATES, _WARPS = 512, 4  # of a program: 4 states for each thread
+_TOKENS_AT_ONCE = 8  # whose inputs are on their way together, while as many are computed
 
 
 def selective_scan(
@@ -51,6 +51,7 @@ def selective_scan(
             TOKENS=tokens,
             BLOCK_C=block_c,
             BLOCK_N=block_n,
+            num_warps=_WARPS,
         )
 
     if batch.num_decodes:
@@ -102,39 +103,87 @@ def _scan(
     row = (first_row + tl.program_id(0)).to(tl.int64)
     start, stop = tokens_of(row, cu_seqlens, IS_DECODE)
     initial, page = pages_of(row, pages, initial_pages, has_initial_state, IS_DECODE)
-    channel = tl.program_id(1).to(tl.int64) * BLOCK_C + tl.arange(0, BLOCK_C)
-    n = tl.arange(0, BLOCK_N)
-    fits, fits_n = channel < channels, n < SIZE
-    n = n.to(tl.int64)
+    in_row = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    in_state = tl.arange(0, BLOCK_N)
+    fits, fits_n = in_row < channels, in_state < SIZE
+    channel, n = in_row.to(tl.int64), in_state.to(tl.int64)
     both = fits[:, None] & fits_n[None, :]
     factors = A + (channel * A_channel)[:, None] + (n * A_n)[None, :]
-    a = tl.load(factors, mask=both, other=0.0).to(tl.float32)
+    a = tl.load(factors, mask=both, other=0.0).to(tl.float32) * LOG2_E
     d = tl.load(D + channel * D_channel, mask=fits, other=0.0).to(tl.float32)
     in_page = (channel * s_channel)[:, None] + (n * s_n)[None, :]
     old = ssm_state + initial * s_page + in_page
-    here = (channel < if_so(initial >= 0, channels))[:, None] & fits_n[None, :]
+    here = (in_row < if_so(initial >= 0, channels))[:, None] & fits_n[None, :]
     h = tl.load(old, mask=here, other=0.0).to(tl.float32)
-    for first in range(start, stop, TOKENS):
-        inputs = ()
+
+    x += start * x_token + channel * x_channel
+    dt += start * dt_token + channel * dt_channel
+    B += start * B_token + n * B_n
+    C += start * C_token + n * C_n
+    place = tl.arange(0, TOKENS)
+    y += start * y_token + (channel * y_channel)[:, None] + (place * y_token)[None, :]
+    left = (stop - start).to(tl.int32)
+    now, x, dt, B, C = _inputs(
+        *(x, dt, B, C),
+        *(x_token, dt_token, B_token, C_token),
+        *(left, in_row, in_state, channels, SIZE, TOKENS),
+    )
+    for _ in range(0, stop - start, TOKENS):
+        then, x, dt, B, C = _inputs(
+            *(x, dt, B, C),
+            *(x_token, dt_token, B_token, C_token),
+            *(left - TOKENS, in_row, in_state, channels, SIZE, TOKENS),
+        )
+        # Stored together, as what a sum's threads have must be sorted between them for that.
+        outs = tl.zeros([BLOCK_C, TOKENS], tl.float32)
         for i in tl.static_range(TOKENS):
-            # Behind the last token dt and x are zeros, which leave a state as it is.
-            t = first + i
-            live = channel < if_so(t < stop, channels)
-            live_n = n < if_so(t < stop, SIZE)
-            inputs += (
-                tl.load(x + t * x_token + channel * x_channel, mask=live, other=0.0),
-                tl.load(dt + t * dt_token + channel * dt_channel, mask=live, other=0.0),
-                tl.load(B + t * B_token + n * B_n, mask=live_n, other=0.0),
-                tl.load(C + t * C_token + n * C_n, mask=live_n, other=0.0),
-            )
-        for i in tl.static_range(TOKENS):
-            u, step = inputs[4 * i].to(tl.float32), inputs[4 * i + 1].to(tl.float32)
-            b, c = inputs[4 * i + 2].to(tl.float32), inputs[4 * i + 3].to(tl.float32)
-            h = tl.exp(step[:, None] * a) * h + (step * u)[:, None] * b[None, :]
+            u, step = now[4 * i].to(tl.float32), now[4 * i + 1].to(tl.float32)
+            b, c = now[4 * i + 2].to(tl.float32), now[4 * i + 3].to(tl.float32)
+            h = tl.exp2(step[:, None] * a) * h + (step * u)[:, None] * b[None, :]
             out = tl.sum(h * c[None, :], 1) + d * u
-            at = y + (first + i) * y_token + channel * y_channel
-            live = channel < if_so(first + i < stop, channels)
-            tl.store(at, out.to(y.dtype.element_ty), mask=live)
+            outs = tl.where((place == i)[None, :], out[:, None], outs)
+        tl.store(y, outs.to(y.dtype.element_ty), mask=fits[:, None] & (place < left)[None, :])
+        y += TOKENS * y_token
+        left -= TOKENS
+        now = then
     kept = h.to(ssm_state.dtype.element_ty)
-    held = (channel < if_so(page >= 0, channels))[:, None] & fits_n[None, :]
+    held = (in_row < if_so(page >= 0, channels))[:, None] & fits_n[None, :]
     tl.store(ssm_state + page * s_page + in_page, kept, mask=held)
+
+
+@jit
+@no_type_check
+def _inputs(
+    x,  # [BLOCK_C], of the first token
+    dt,  # [BLOCK_C]
+    B,  # [BLOCK_N]
+    C,  # [BLOCK_N]
+    x_token,
+    dt_token,
+    B_token,
+    C_token,
+    left,
+    in_row,
+    in_state,
+    channels,
+    SIZE: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    """Some tokens' x, dt, B and C, one token's behind another's, and where the next one's are.
+
+    Behind the last token dt and x are zeros, which leave a state as it is.
+    """
+    found = ()
+    for i in tl.static_range(TOKENS):
+        live, live_n = in_row < if_so(i < left, channels), in_state < if_so(i < left, SIZE)
+        found += (
+            tl.load(x, mask=live, other=0.0),
+            tl.load(dt, mask=live, other=0.0),
+            tl.load(B, mask=live_n, other=0.0),
+            tl.load(C, mask=live_n, other=0.0),
+        )
+        x += x_token
+        dt += dt_token
+        B += B_token
+        C += C_token
+    return found, x, dt, B, C

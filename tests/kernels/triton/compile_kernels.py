@@ -5,6 +5,7 @@ models, and on the device `meta`; a launch becomes a compilation. Prints each ke
 of shared memory.
 """
 
+import math
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +22,10 @@ from hybridrt.kernels.reference.gates import Gating
 from hybridrt.kernels.triton import combine
 from hybridrt.kernels.triton.causal_conv1d import causal_conv1d
 from hybridrt.kernels.triton.gated import add_gated, gated, gated_by, relu2, sigmoid_gated
+from hybridrt.kernels.triton.delta_inputs import delta_inputs
 from hybridrt.kernels.triton.gated_delta_rule import gated_delta_rule
+from hybridrt.kernels.triton.gated_rms_norm import gated_rms_norm
+from hybridrt.kernels.triton.kda_inputs import kda_inputs
 from hybridrt.kernels.triton.mla_attention import mla_attention
 from hybridrt.kernels.triton.moe import moe_experts
 from hybridrt.kernels.triton.one_row import one_row_linear
@@ -29,6 +33,7 @@ from hybridrt.kernels.triton.paged_attention import paged_attention
 from hybridrt.kernels.triton.rms_norm import add_rms_norm, rms_norm
 from hybridrt.kernels.triton.rotate import rotate, rotate_normed
 from hybridrt.kernels.triton.sample import sample
+from hybridrt.kernels.triton.scan_inputs import scan_inputs
 from hybridrt.kernels.triton.selective_scan import selective_scan
 from hybridrt.kernels.triton.ssd import ssd
 from hybridrt.kernels.triton.write_pages import write_each, write_pages
@@ -137,7 +142,8 @@ def _scan() -> None:
     batch, *pages = rows(3, 200)
     A, state = of(8192, 16, dtype=torch.float32), of(9, 8192, 16, dtype=torch.float32)
     B, C = of(203, 288)[:, 256:].split(16, dim=1)
-    selective_scan(of(203, 8192), of(203, 8192), A, B, C, A[:, 0], state, *pages, batch)
+    dt = of(203, 8192, dtype=torch.float32)
+    selective_scan(of(203, 8192), dt, A, B, C, A[:, 0], state, *pages, batch)
 
 
 def _dual(size: int, dtype: torch.dtype) -> None:
@@ -201,6 +207,26 @@ def _rotations() -> None:
         rotate(of(9, 1, 80), table[..., :10], positions, interleaved, False)
 
 
+def _gated_norms() -> None:
+    wide = of(9, 12_288)
+    gated_rms_norm(wide[:, :8192], wide[:, 4096:], of(8192), 1e-5, 8, False, "silu")
+    gated_rms_norm(wide[:, :8192], wide[:, 4096:], of(8192), 1e-5, 1, False, "silu")
+    heads = wide[:, 4096:8192].unflatten(-1, (32, 128))
+    gated_rms_norm(of(9, 32, 128), heads, of(128), 1e-5, 1, True, "sigmoid")
+
+
+def _inputs() -> None:
+    single, wide = torch.float32, of(9, 12_352)
+    biases, rates = of(8192, dtype=single), of(8192, 16, dtype=single)
+    scan_inputs(wide[:, -64:], biases[:64], biases[:64], (1e-3, 0.1))
+    scan_inputs(wide[:, :8192], None, rates, (0.0, math.inf))
+    gates = (wide[:, -64:-32], wide[:, -32:], biases[:32], biases[:32])
+    delta_inputs(wide[:, :4096], *gates, 16, 1.0)
+    for bound in (None, -5.0):
+        parts = (wide[:, :4096], wide[:, 4096:8192], of(9, 4096), wide[:, -32:])
+        kda_inputs(*parts, biases[:32], biases[:4096], bound)
+
+
 def _sample() -> None:
     for vocab in (32_000, 262_144):
         numbers = torch.ones(3, 9, dtype=torch.float64)
@@ -243,6 +269,8 @@ CASES: dict[str, Callable[[], None]] = {
     "one row": _one_row,
     "gates": _gates,
     "rotations": _rotations,
+    "gated norms": _gated_norms,
+    "inputs": _inputs,
     "sample": _sample,
 }
 
