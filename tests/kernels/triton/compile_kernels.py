@@ -17,6 +17,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from hybridrt.batch import Rows, TokenPages
+from hybridrt.kernels.reference.route import Routing
 from hybridrt.kernels.triton import combine
 from hybridrt.kernels.triton.causal_conv1d import causal_conv1d
 from hybridrt.kernels.triton.gated_delta_rule import gated_delta_rule
@@ -24,6 +25,7 @@ from hybridrt.kernels.triton.mla_attention import mla_attention
 from hybridrt.kernels.triton.moe import moe_experts
 from hybridrt.kernels.triton.paged_attention import paged_attention
 from hybridrt.kernels.triton.rms_norm import add_rms_norm, rms_norm
+from hybridrt.kernels.triton.route import route
 from hybridrt.kernels.triton.sample import sample
 from hybridrt.kernels.triton.selective_scan import selective_scan
 from hybridrt.kernels.triton.ssd import ssd
@@ -155,6 +157,16 @@ def _experts(count: int, *rest: Any) -> None:
     moe_experts(x, gate_up, down, ids, weights, *rest)
 
 
+def _route() -> None:
+    for count in (1, 64, 1000):
+        for experts, top_k in ((64, 6), (512, 10)):
+            x, weight = of(count, 2048), of(experts, 2048)
+            route(x, weight, None, Routing(top_k, "softmax", True, 1e-20, 1.0))
+        weight, bias = (of(*shape, dtype=torch.float32) for shape in ((256, 7168), (256,)))
+        routing = Routing(8, "sigmoid", True, 1e-20, 2.5, 8, 4, "top2")
+        route(of(count, 7168), weight, bias, routing)
+
+
 def _norms() -> None:
     for size, dtype in ((2048, torch.bfloat16), (5000, torch.float32)):
         x, weight = of(9, size, dtype=dtype), of(size)
@@ -200,6 +212,7 @@ CASES: dict[str, Callable[[], None]] = {
     "experts, many": lambda: _experts(1000),
     "experts, clamped": lambda: _experts(4, *BIASES, "clamped", 1.7, 7.0),
     "experts, gelu": lambda: _experts(4, None, None, "gelu"),
+    "route": _route,
     "norms": _norms,
     "sample": _sample,
 }
