@@ -18,8 +18,9 @@ from triton.runtime.jit import JITFunction
 
 from hybridrt.batch import Rows, TokenPages
 from hybridrt.kernels.reference.route import Routing
-from hybridrt.kernels.triton import combine
+from hybridrt.kernels.triton import combine, few_experts as few
 from hybridrt.kernels.triton.causal_conv1d import causal_conv1d
+from hybridrt.kernels.triton.few_experts import few_experts
 from hybridrt.kernels.triton.gated_delta_rule import gated_delta_rule
 from hybridrt.kernels.triton.mla_attention import mla_attention
 from hybridrt.kernels.triton.moe import moe_experts
@@ -29,6 +30,7 @@ from hybridrt.kernels.triton.route import route
 from hybridrt.kernels.triton.sample import sample
 from hybridrt.kernels.triton.selective_scan import selective_scan
 from hybridrt.kernels.triton.ssd import ssd
+from hybridrt.kernels.triton.weighted_sum import FEW_TOKENS
 from hybridrt.kernels.triton.write_pages import write_pages
 
 H100 = GPUTarget("cuda", 90, 32)
@@ -154,7 +156,16 @@ def _delta(dtype: torch.dtype, dim: int, *channels: int) -> None:
 def _experts(count: int, *rest: Any) -> None:
     ids, weights = of(count, 8, dtype=torch.int64), of(count, 8, dtype=torch.float32)
     x, gate_up, down = of(count, 2048), of(64, 2816, 2048), of(64, 2048, 1408)
-    moe_experts(x, gate_up, down, ids, weights, *rest)
+    run = few_experts if count <= FEW_TOKENS else moe_experts
+    run(x, gate_up, down, ids, weights, *rest)
+
+
+def _few_experts(
+    count: int, experts: int, top_k: int, inner: int, dtype: torch.dtype = torch.bfloat16
+) -> None:
+    ids, weights = of(count, top_k, dtype=torch.int64), of(count, top_k, dtype=torch.float32)
+    matrices = of(experts, 2 * inner, 2048, dtype=dtype), of(experts, 2048, inner, dtype=dtype)
+    few_experts(of(count, 2048, dtype=dtype), *matrices, ids, weights)
 
 
 def _route() -> None:
@@ -212,6 +223,11 @@ CASES: dict[str, Callable[[], None]] = {
     "experts, many": lambda: _experts(1000),
     "experts, clamped": lambda: _experts(4, *BIASES, "clamped", 1.7, 7.0),
     "experts, gelu": lambda: _experts(4, None, None, "gelu"),
+    "experts, one token": lambda: _few_experts(1, 64, 6, 1408),
+    "experts, 512": lambda: _few_experts(64, 512, 10, 512),
+    "experts, eight": lambda: _few_experts(64, 8, 2, 4096),
+    "experts, crowded": lambda: _few_experts(64, 8, 4, 4096),
+    "experts, float32": lambda: _few_experts(64, 8, 4, 4096, torch.float32),
     "route": _route,
     "norms": _norms,
     "sample": _sample,
@@ -219,6 +235,7 @@ CASES: dict[str, Callable[[], None]] = {
 
 if __name__ == "__main__":
     JITFunction.run = _compile
-    combine.num_processors = lambda _: 132  # so that contexts are split as there
+    # So that contexts are split, and matrices cut, as there.
+    combine.num_processors = few.num_processors = lambda _: 132
     for name in sys.argv[1:] or CASES:
         CASES[name]()

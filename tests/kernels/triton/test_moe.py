@@ -11,11 +11,12 @@ from tests.kernels import test_moe as experts
 Place = tuple[str, torch.dtype]
 
 
-@pytest.fixture(autouse=True)
-def _put_in(put_in: Any, place: Place) -> None:
+@pytest.fixture(autouse=True, params=["few", "sorted"])
+def _put_in(request: pytest.FixtureRequest, put_in: Any, place: Place) -> None:
+    from hybridrt.kernels.triton.few_experts import few_experts
     from hybridrt.kernels.triton.moe import moe_experts
 
-    put_in(experts, "moe_experts", moe_experts)
+    put_in(experts, "moe_experts", few_experts if request.param == "few" else moe_experts)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -64,3 +65,23 @@ def test_gelu_without_tanh(place: Place) -> None:
     inner = torch.nn.functional.gelu(gate) * up
     expected = torch.einsum("ti,thi->th", inner, down[ids[:, 0]])
     torch.testing.assert_close(out, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+
+
+def test_rows_among_others(place: Place) -> None:
+    draw = torch.Generator().manual_seed(0)
+    shapes = ((9, 60), (5, 60, 32), (5, 16, 48), (20, 4))
+    x, gate_up, down, ids = (torch.randn(shape, generator=draw).to(place[0]) for shape in shapes)
+    x, gate_up, down = x.to(place[1]), gate_up.to(place[1]), down.to(place[1])
+    apart = (x[:, 12:36], gate_up[:, 20:52, :24], down.transpose(1, 2)[:, ::2, :])
+    ids, weights = ids.argsort(1)[::2][:9, 1:3], ids[2:11, ::2]
+    out = experts.moe_experts(*apart, ids, weights)
+    alone = experts.moe_experts(
+        *(part.contiguous() for part in apart), ids.contiguous(), weights.contiguous()
+    )
+    assert torch.equal(out, alone)
+
+
+def test_no_tokens(place: Place) -> None:
+    x, gate_up, down = (torch.zeros(shape).to(*place) for shape in ((0, 8), (3, 8, 8), (3, 8, 4)))
+    ids, weights = torch.zeros(0, 2).long().to(place[0]), torch.zeros(0, 2).to(place[0])
+    assert experts.moe_experts(x, gate_up, down, ids, weights).shape == (0, 8)
