@@ -130,9 +130,7 @@ def _multiply(
         k = part * span + first + tl.arange(0, BLOCK_K)
         seen = (token < tokens)[:, None] & (k < hidden)[None, :]
         there = (expert < experts)[None, :] & (k < hidden)[:, None]
-        given = tl.load(
-            x + (token * x_token)[:, None] + (k * x_dim)[None, :], mask=seen, other=0.0
-        )
+        given = tl.load(x + (token * x_token)[:, None] + (k * x_dim)[None, :], mask=seen, other=0.0)
         factor = tl.load(
             weight + (expert * w_expert)[None, :] + (k * w_dim)[:, None], mask=there, other=0.0
         )

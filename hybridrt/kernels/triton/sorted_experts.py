@@ -61,6 +61,7 @@ def to_inner(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
+    """`tile_to_inner` of a tile and some columns."""
     expert, assignment, live = _assignments(order, ends, tile_ends, EXPERTS, BLOCK_E, BLOCK_M)
     if expert >= EXPERTS:
         return
@@ -95,6 +96,7 @@ def from_inner(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
+    """`tile_from_inner` of a tile and some columns."""
     expert, assignment, live = _assignments(order, ends, tile_ends, EXPERTS, BLOCK_E, BLOCK_M)
     if expert >= EXPERTS:
         return

@@ -8,9 +8,9 @@ import triton.language as tl
 from jaxtyping import Float, Int32
 from torch import Tensor
 
+from hybridrt.kernels.reference.moe import FEW_TOKENS
 from hybridrt.kernels.triton.launch import block_of, jit, row_strides
 
-FEW_TOKENS = 64
 ELEMENTS = 4096  # that a program reads at a time, of few tokens
 ELEMENTS_OF_MANY = 8192  # the same, of many tokens
 

@@ -17,8 +17,10 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from hybridrt.batch import Rows, TokenPages
+from hybridrt.kernels.moe import UNSORTED_TOKENS
 from hybridrt.kernels.reference.route import Routing
-from hybridrt.kernels.triton import combine, few_experts as few
+from hybridrt.kernels.triton import combine
+from hybridrt.kernels.triton import few_experts as few
 from hybridrt.kernels.triton.causal_conv1d import causal_conv1d
 from hybridrt.kernels.triton.few_experts import few_experts
 from hybridrt.kernels.triton.gated_delta_rule import gated_delta_rule
@@ -29,8 +31,9 @@ from hybridrt.kernels.triton.rms_norm import add_rms_norm, rms_norm
 from hybridrt.kernels.triton.route import route
 from hybridrt.kernels.triton.sample import sample
 from hybridrt.kernels.triton.selective_scan import selective_scan
+from hybridrt.kernels.triton.spread_rows import spread_rows
 from hybridrt.kernels.triton.ssd import ssd
-from hybridrt.kernels.triton.weighted_sum import FEW_TOKENS
+from hybridrt.kernels.triton.weighted_sum import weighted_sum
 from hybridrt.kernels.triton.write_pages import write_pages
 
 H100 = GPUTarget("cuda", 90, 32)
@@ -156,7 +159,7 @@ def _delta(dtype: torch.dtype, dim: int, *channels: int) -> None:
 def _experts(count: int, *rest: Any) -> None:
     ids, weights = of(count, 8, dtype=torch.int64), of(count, 8, dtype=torch.float32)
     x, gate_up, down = of(count, 2048), of(64, 2816, 2048), of(64, 2048, 1408)
-    run = few_experts if count <= FEW_TOKENS else moe_experts
+    run = few_experts if count <= UNSORTED_TOKENS else moe_experts
     run(x, gate_up, down, ids, weights, *rest)
 
 
@@ -166,6 +169,14 @@ def _few_experts(
     ids, weights = of(count, top_k, dtype=torch.int64), of(count, top_k, dtype=torch.float32)
     matrices = of(experts, 2 * inner, 2048, dtype=dtype), of(experts, 2048, inner, dtype=dtype)
     few_experts(of(count, 2048, dtype=dtype), *matrices, ids, weights)
+
+
+def _spread() -> None:
+    for experts, top_k in ((64, 6), (512, 10), (8, 1)):
+        ids = of(8192, top_k, dtype=torch.int64)
+        spread = spread_rows(of(8192, 2048), ids, experts)
+        weights = of(8192, top_k, dtype=torch.float32)
+        weighted_sum(spread.rows, weights, spread.places, torch.bfloat16)
 
 
 def _route() -> None:
@@ -228,6 +239,7 @@ CASES: dict[str, Callable[[], None]] = {
     "experts, eight": lambda: _few_experts(64, 8, 2, 4096),
     "experts, crowded": lambda: _few_experts(64, 8, 4, 4096),
     "experts, float32": lambda: _few_experts(64, 8, 4, 4096, torch.float32),
+    "experts, spread": _spread,
     "route": _route,
     "norms": _norms,
     "sample": _sample,
