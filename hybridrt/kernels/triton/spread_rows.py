@@ -11,7 +11,7 @@ from torch import Tensor
 from hybridrt.kernels.triton.launch import block_of, jit
 
 COUNTED = 512  # assignments that a program counts
-COMPARED = 64  # of them at a time with all of those
+COMPARED = 16  # of them at a time with all of those
 PREFIXES = 8192  # counts at a time of which sums are made
 ELEMENTS = 8192  # that a program copies
 
@@ -103,20 +103,23 @@ def _count(
     COMPARED: tl.constexpr,
 ):
     """How many of its expert's are before an assignment in its block, and have all in a block."""
-    begin = tl.program_id(0).to(tl.int64) * BLOCK
-    at = begin + tl.arange(0, BLOCK)
-    there = at < assignments
-    expert = tl.load(ids + at, mask=there, other=-1)
-    before, behind = tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK], tl.int32)
+    program = tl.program_id(0).to(tl.int64)
+    ids += program * BLOCK
+    rest = (assignments - program * BLOCK).to(tl.int32)
+    number = tl.arange(0, BLOCK)
+    expert = tl.load(ids + number, mask=number < rest, other=-1).to(tl.int32)
+    # Those before in the lower half, those behind in the upper one.
+    both = tl.zeros([BLOCK], tl.int32)
     for start in range(0, BLOCK, COMPARED):
-        other = begin + start + tl.arange(0, COMPARED)
-        of_other = tl.load(ids + other, mask=other < assignments, other=-2)
-        same = expert[:, None] == of_other[None, :]
-        before += tl.sum((same & (other[None, :] < at[:, None])).to(tl.int32), 1)
-        behind += tl.sum((same & (other[None, :] > at[:, None])).to(tl.int32), 1)
-    tl.store(numbers + at, before, mask=there)
-    place = counts + tl.program_id(0).to(tl.int64) * experts + expert
-    tl.store(place, before + 1, mask=there & (behind == 0))
+        other = start + tl.arange(0, COMPARED)
+        of_other = tl.load(ids + other, mask=other < rest, other=-2).to(tl.int32)
+        one = tl.where(other[None, :] < number[:, None], 1, 1 << 16)
+        is_other = (expert[:, None] == of_other[None, :]) & (other[None, :] != number[:, None])
+        both += tl.sum(tl.where(is_other, one, 0), 1)
+    before = both & 0xFFFF
+    tl.store(numbers + program * BLOCK + number, before, mask=number < rest)
+    is_last = (number < rest) & (both >> 16 == 0)
+    tl.store(counts + program * experts + expert, before + 1, mask=is_last)
 
 
 @jit
