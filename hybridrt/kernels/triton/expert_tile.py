@@ -12,7 +12,7 @@ from hybridrt.kernels.triton.launch import FLOAT32_DOT, jit
 @no_type_check
 def tile_to_inner(
     x,  # [tokens, hidden]
-    gate_up,  # [experts, 2 * inner, hidden]
+    gate_up,  # [experts, 2 * inner, hidden]; of "relu2" [experts, inner, hidden]
     bias,  # [experts, 2 * inner]; None: there is none
     out,  # [assignments, inner], contiguous
     expert,
@@ -31,7 +31,10 @@ def tile_to_inner(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """`gate(x @ gate_up^T)`: both halves at once, so that nothing is written in between."""
+    """`gate(x @ gate_up^T)`: both halves at once, so that nothing is written in between.
+
+    GATING is that of `gates.gated`, or "relu2": the square of what is positive, without a gate.
+    """
     x_token, x_dim, w_expert, w_row, w_dim, b_expert, b_row = strides
     fits = column < inner
     if BY_TURNS:
@@ -49,16 +52,20 @@ def tile_to_inner(
         at = matrix + (k * w_dim)[:, None]
         there = (k < hidden)[:, None] & fits[None, :]
         of_gate = tl.load(at + (gate_row * w_row)[None, :], mask=there, other=0.0)
-        of_up = tl.load(at + (up_row * w_row)[None, :], mask=there, other=0.0)
         gate = tl.dot(given, of_gate, gate, input_precision=FLOAT32_DOT)
-        up = tl.dot(given, of_up, up, input_precision=FLOAT32_DOT)
+        if GATING != "relu2":
+            of_up = tl.load(at + (up_row * w_row)[None, :], mask=there, other=0.0)
+            up = tl.dot(given, of_up, up, input_precision=FLOAT32_DOT)
     if bias is not None:
         at = bias + expert * b_expert
         gate += tl.load(at + gate_row * b_row, mask=fits, other=0.0).to(tl.float32)[None, :]
         up += tl.load(at + up_row * b_row, mask=fits, other=0.0).to(tl.float32)[None, :]
-    result = gated(gate, up, alpha, limit, GATING).to(out.dtype.element_ty)
+    if GATING == "relu2":
+        result = tl.maximum(gate, 0.0) * tl.maximum(gate, 0.0)
+    else:
+        result = gated(gate, up, alpha, limit, GATING)
     at = out + (assignment * inner)[:, None] + column[None, :]
-    tl.store(at, result, mask=live[:, None] & fits[None, :])
+    tl.store(at, result.to(out.dtype.element_ty), mask=live[:, None] & fits[None, :])
 
 
 @jit

@@ -1,7 +1,7 @@
 """moe_experts for a decode step's tokens: experts find their tokens, which nobody sorted."""
 
 from math import inf
-from typing import no_type_check
+from typing import Literal, no_type_check
 
 import torch
 import triton
@@ -15,7 +15,7 @@ from hybridrt.kernels.triton.gates import kind_of
 from hybridrt.kernels.triton.launch import block_of, jit, num_processors, row_strides
 from hybridrt.kernels.triton.weighted_sum import weighted_sum
 
-# What a program multiplies at a time, of the gate and `up` each and of `down`.
+# What a program multiplies at a time: of the gate and `up` each, and of a matrix alone.
 COLUMNS, DOWN_COLUMNS, INPUTS_BYTES = 32, 64, 256
 STAGES, WARPS = 4, 4
 PROGRAMS = 2  # a processor; where there aren't as many, tiles are narrower
@@ -30,11 +30,11 @@ def few_experts(
     weights: Float[Tensor, "tokens top_k"],
     gate_up_bias: Float[Tensor, "experts twice_inner"] | None = None,
     down_bias: Float[Tensor, "experts hidden"] | None = None,
-    gating: Gating = "silu",
+    gating: Gating | Literal["relu2"] = "silu",
     alpha: float = 1.0,
     limit: float = inf,
 ) -> Float[Tensor, "tokens hidden"]:
-    """See `hybridrt.kernels.moe.stacked_moe_experts`.
+    """See `hybridrt.kernels.moe.stacked_moe_experts`, and `relu2_moe` for "relu2".
 
     Each expert's matrices are read once, if it has no more tokens than a tile has rows.
     """
@@ -44,7 +44,8 @@ def few_experts(
     ids = expert_ids.flatten()
     search = _search(assignments, experts)
     groups = min(assignments, experts)
-    columns = _columns(COLUMNS, groups, inner, x.device)
+    most = DOWN_COLUMNS if gating == "relu2" else COLUMNS
+    columns = _columns(most, groups, inner, x.device)
     values = x.new_empty(assignments, inner)
     kind, by_turns = kind_of(gating)
     _to_inner[(groups, triton.cdiv(inner, columns))](

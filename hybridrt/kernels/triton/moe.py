@@ -1,7 +1,7 @@
 """moe_experts in Triton: tokens sorted by expert, a grid that holds any division of them."""
 
 from math import inf
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import triton
@@ -23,11 +23,11 @@ def moe_experts(
     weights: Float[Tensor, "tokens top_k"],
     gate_up_bias: Float[Tensor, "experts twice_inner"] | None = None,
     down_bias: Float[Tensor, "experts hidden"] | None = None,
-    gating: Gating = "silu",
+    gating: Gating | Literal["relu2"] = "silu",
     alpha: float = 1.0,
     limit: float = inf,
 ) -> Float[Tensor, "tokens hidden"]:
-    """See `hybridrt.kernels.moe.stacked_moe_experts`."""
+    """See `hybridrt.kernels.moe.stacked_moe_experts`, and `relu2_moe` for "relu2"."""
     (tokens, hidden), top_k = x.shape, expert_ids.shape[1]
     if tokens == 0:
         return x.new_zeros(x.shape)

@@ -239,6 +239,7 @@ CASES: dict[str, Callable[[], None]] = {
     "experts, eight": lambda: _few_experts(64, 8, 2, 4096),
     "experts, crowded": lambda: _few_experts(64, 8, 4, 4096),
     "experts, float32": lambda: _few_experts(64, 8, 4, 4096, torch.float32),
+    "experts, relu2": lambda: _experts(4, None, None, "relu2"),
     "experts, spread": _spread,
     "route": _route,
     "norms": _norms,

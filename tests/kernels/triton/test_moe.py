@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from hybridrt.kernels.reference.gates import Gating
+from tests.harness.tolerance import assert_right
 from tests.kernels import test_moe as experts
 
 Place = tuple[str, torch.dtype]
@@ -91,3 +93,27 @@ def test_no_tokens(place: Place) -> None:
     x, gate_up, down = (torch.zeros(shape).to(*place) for shape in ((0, 8), (3, 16, 8), (3, 8, 8)))
     ids, weights = torch.zeros(0, 2).long().to(place[0]), torch.zeros(0, 2).to(place[0])
     assert experts.moe_experts(x, gate_up, down, ids, weights).shape == (0, 8)
+
+
+@pytest.mark.parametrize("tokens", [3, 70])
+def test_contracts_on_a_gpu(place: Place, tokens: int) -> None:
+    from hybridrt.kernels import moe, relu2_moe
+
+    draw = torch.Generator().manual_seed(tokens)
+    shapes = ((tokens, 32), (6, 48, 32), (6, 32, 24), (6, 32, 48))
+    x, up, down, wide = (torch.randn(shape, generator=draw).to(*place) for shape in shapes)
+    ids = torch.stack([torch.randperm(6, generator=draw)[:2] for _ in range(tokens)])
+    routed = ids.to(place[0]), torch.rand(tokens, 2, generator=draw).to(place[0])
+
+    def definition(x: Tensor, up: Tensor, down: Tensor, wide: Tensor, weights: Tensor) -> Tensor:
+        both = [torch.zeros_like(x), torch.zeros_like(x)]
+        for t, j in torch.cartesian_prod(torch.arange(tokens), torch.arange(2)).tolist():
+            e = int(ids[t, j])
+            gate, rest = (up[e] @ x[t]).chunk(2)
+            both[0][t] += weights[t, j] * (down[e] @ (gate * torch.sigmoid(gate) * rest))
+            both[1][t] += weights[t, j] * (wide[e] @ torch.relu(up[e] @ x[t]).square())
+        return torch.cat(both)
+
+    out = moe._moe_experts_on_gpu(x, up, down, *routed)
+    squared = relu2_moe._relu2_experts_on_gpu(x, up, wide, *routed)
+    assert_right(torch.cat([out, squared]), definition, x, up, down, wide, routed[1])
