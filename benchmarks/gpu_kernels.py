@@ -25,12 +25,16 @@ from triton.testing import do_bench_cudagraph
 
 from hybridrt.batch import Rows, TokenPages
 from hybridrt.kernels.reference import moe as grouped
+from hybridrt.kernels.reference import route as torch_route
+from hybridrt.kernels.reference.route import Routing
 from hybridrt.kernels.triton.causal_conv1d import causal_conv1d
+from hybridrt.kernels.triton.few_experts import few_experts
 from hybridrt.kernels.triton.gated_delta_rule import gated_delta_rule
+from hybridrt.kernels.triton.grouped_moe import grouped_experts
 from hybridrt.kernels.triton.mla_attention import mla_attention
-from hybridrt.kernels.triton.moe import moe_experts
 from hybridrt.kernels.triton.paged_attention import paged_attention
 from hybridrt.kernels.triton.rms_norm import add_rms_norm
+from hybridrt.kernels.triton.route import route
 from hybridrt.kernels.triton.selective_scan import selective_scan
 from hybridrt.kernels.triton.ssd import ssd
 
@@ -251,20 +255,41 @@ def delta(batch: Rows, by_channel: bool, heads: int = 32, dim: int = 128) -> Cas
     return Case(_kind(name, batch), 4 * v.nbytes + states, work, {"ours": ours})
 
 
-def experts(tokens: int, count: int = 64, top_k: int = 6, hidden: int = 2048) -> Case:
-    """DeepSeek-V2-Lite's."""
-    inner = 1408
-    x, gate_up, down = normal(tokens, hidden), normal(count, 2 * inner, hidden), None
+def experts(
+    tokens: int, count: int = 64, top_k: int = 6, inner: int = 1408, hidden: int = 2048
+) -> Case:
+    """DeepSeek-V2-Lite's, or others."""
+    x, gate_up = normal(tokens, hidden), normal(count, 2 * inner, hidden)
     down = normal(count, hidden, inner)
     ids = uniform(tokens, count).topk(top_k).indices
-    weights = uniform(tokens, top_k)
-    args = (x, gate_up, down, ids, weights)
+    args = (x, gate_up, down, ids, uniform(tokens, top_k))
+    sides: dict[str, Run] = {
+        "grouped": lambda: grouped_experts(*args),
+        "torch": lambda: grouped.moe_experts(*args),
+    }
+    if tokens <= 512:
+        sides = {"few": lambda: few_experts(*args)} | sides
     used = len(ids.unique())
     return Case(
-        f"experts, {tokens} tokens",
+        f"{count} experts, {tokens} tokens",
         used * 3 * inner * hidden * 2,
         6 * tokens * top_k * inner * hidden,
-        {"ours": lambda: moe_experts(*args), "torch": lambda: grouped.moe_experts(*args)},
+        sides,
+    )
+
+
+def router(tokens: int, count: int, top_k: int, hidden: int = 2048) -> Case:
+    """Logits in float32, softmax and the best."""
+    x, weight = normal(tokens, hidden), normal(count, hidden)
+    routing = Routing(top_k, "softmax", True, 1e-20, 1.0)
+    return Case(
+        f"router of {count}, {tokens} tokens",
+        weight.nbytes + x.nbytes,
+        2 * tokens * count * hidden,
+        {
+            "ours": lambda: route(x, weight, None, routing),
+            "torch": lambda: torch_route.route(x, weight, None, routing),
+        },
     )
 
 
@@ -309,8 +334,12 @@ def cases() -> Iterator[Callable[[], Case]]:
         yield partial(dual, batch)
         yield partial(delta, batch, False)
         yield partial(delta, batch, True)
-    for tokens in (1, 64, TOKENS):
+    for tokens in (1, 8, 64, 128, 256, TOKENS):
         yield partial(experts, tokens)
+        yield partial(experts, tokens, 512, 10, 512)
+        yield partial(router, tokens, 64, 6)
+        yield partial(router, tokens, 512, 10)
+    for tokens in (1, 64, TOKENS):
         yield partial(norm, tokens)
     for shape in ((4096, 6144), (4096, 4096), (4096, 28672), (14336, 4096), (4096, 128256)):
         for tokens in (1, 64):

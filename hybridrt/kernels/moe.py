@@ -1,6 +1,7 @@
 """The experts of a mixture, each on the tokens that were routed to it."""
 
 from math import inf
+from typing import Any
 
 from jaxtyping import Float, Int64
 from torch import Tensor
@@ -15,6 +16,9 @@ from hybridrt.kernels.reference.gates import Gating
 
 InBlocks = BlockedMatrices | QuantisedMatrices
 """Matrices of experts that one kernel of numba reads, if all blocks are whole."""
+
+UNSORTED_TOKENS = 64
+"""On a GPU, up to as many are found by their experts; more are sorted by expert first."""
 
 
 def moe_experts(
@@ -79,8 +83,21 @@ def stacked_moe_experts(
         from hybridrt.kernels.cpu import expert_gates, moe
 
         return moe.run_experts(*args[:7], expert_gates.make_gate(gating, alpha, limit))
-    if triton_runs(x.device) and not reference.can_group(x, gate_up, down):
-        from hybridrt.kernels.triton import moe as on_gpu
-
-        return on_gpu.moe_experts(*args)
+    if triton_runs(x.device):
+        return _moe_experts_on_gpu(*args)
     return reference.moe_experts(*args)
+
+
+def _moe_experts_on_gpu(x: Tensor, gate_up: Tensor, down: Tensor, *rest: Any) -> Tensor:
+    """By how many tokens there are, and whether torch's grouped product takes them."""
+    if len(x) <= UNSORTED_TOKENS:
+        from hybridrt.kernels.triton.few_experts import few_experts
+
+        return few_experts(x, gate_up, down, *rest)
+    if reference.can_group(x, gate_up, down):
+        from hybridrt.kernels.triton.grouped_moe import grouped_experts
+
+        return grouped_experts(x, gate_up, down, *rest)
+    from hybridrt.kernels.triton.moe import moe_experts
+
+    return moe_experts(x, gate_up, down, *rest)

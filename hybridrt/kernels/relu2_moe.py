@@ -3,11 +3,12 @@
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from hybridrt.kernels.backend import numba_takes
+from hybridrt.kernels.backend import numba_takes, triton_runs
 from hybridrt.kernels.linear import PackedMatrices
-from hybridrt.kernels.moe import InBlocks, reads_blocks, reads_stacked
+from hybridrt.kernels.moe import UNSORTED_TOKENS, InBlocks, reads_blocks, reads_stacked
 from hybridrt.kernels.op import like_first, torch_op
 from hybridrt.kernels.reference import relu2_moe as reference
+from hybridrt.kernels.reference.moe import can_group
 
 
 def relu2_experts(
@@ -46,4 +47,27 @@ def stacked_relu2_experts(
 
         gate = expert_gates.Gate(expert_gates.SQUARED_RELU)
         return moe.run_experts(x, up, down, expert_ids, weights, None, None, gate)
+    if triton_runs(x.device):
+        return _relu2_experts_on_gpu(x, up, down, expert_ids, weights)
     return reference.relu2_experts(x, up, down, expert_ids, weights)
+
+
+def _relu2_experts_on_gpu(
+    x: Float[Tensor, "tokens hidden"],
+    up: Float[Tensor, "experts inner hidden"],
+    down: Float[Tensor, "experts hidden inner"],
+    expert_ids: Int64[Tensor, "tokens top_k"],
+    weights: Float[Tensor, "tokens top_k"],
+) -> Float[Tensor, "tokens hidden"]:
+    """By how many tokens there are, and whether torch's grouped product takes them."""
+    if len(x) <= UNSORTED_TOKENS:
+        from hybridrt.kernels.triton.few_experts import few_experts
+
+        return few_experts(x, up, down, expert_ids, weights, gating="relu2")
+    if can_group(x, up, down):
+        from hybridrt.kernels.triton.grouped_moe import grouped_relu2_experts
+
+        return grouped_relu2_experts(x, up, down, expert_ids, weights)
+    from hybridrt.kernels.triton.moe import moe_experts
+
+    return moe_experts(x, up, down, expert_ids, weights, gating="relu2")

@@ -2,8 +2,9 @@
 
 from jaxtyping import Float, Float32, Int64
 from torch import Tensor
+from torch.compiler import is_compiling
 
-from hybridrt.kernels.backend import has_numba
+from hybridrt.kernels.backend import has_numba, triton_runs
 from hybridrt.kernels.reference import route as reference
 from hybridrt.kernels.reference.route import Routing
 
@@ -27,4 +28,8 @@ def route(
 
         if cpu.takes(x, weight):
             return cpu.route(x, weight, correction_bias, routing)
+    if triton_runs(x.device) and not is_compiling():
+        from hybridrt.kernels.triton import route as on_gpu
+
+        return on_gpu.route(x, weight, correction_bias, routing)
     return reference.route(x, weight, correction_bias, routing)

@@ -4,7 +4,7 @@ from math import inf
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Int32, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -34,11 +34,13 @@ def moe_experts(
     tokens = order // top_k
     counts = torch.zeros(len(gate_up), dtype=torch.int64, device=x.device)
     counts.index_add_(0, flat_ids, torch.ones_like(flat_ids))
-    inner = _Inner(gate_up_bias, down_bias, gating, alpha, limit)
+    inner = Inner(gate_up_bias, down_bias, gating, alpha, limit)
     if isinstance(gate_up, PackedMatrices) or isinstance(down, PackedMatrices):
         outputs = _one_by_one(x[tokens], gate_up, down, inner, counts)
     elif can_group(x, gate_up, down):
-        outputs = _on_device(x[tokens], gate_up, down, inner, flat_ids[order], counts)
+        outputs = multiply_groups(
+            x[tokens], gate_up, down, inner, flat_ids[order], counts.cumsum(0, dtype=torch.int32)
+        )
     elif x.is_cuda and len(x) <= FEW_TOKENS:
         outputs = _all_experts(x, gate_up, down, inner)[flat_ids[order], tokens]
     else:
@@ -48,7 +50,7 @@ def moe_experts(
     return total.index_add_(0, tokens, weighted).to(x.dtype)
 
 
-class _Inner(NamedTuple):
+class Inner(NamedTuple):
     """What an expert does beside its two products."""
 
     gate_up_bias: Tensor | None
@@ -76,7 +78,7 @@ def _one_by_one(
     x: Float[Tensor, "assignments hidden"],
     gate_up: Float[Tensor, "experts twice_inner hidden"] | PackedMatrices,
     down: Float[Tensor, "experts hidden inner"] | PackedMatrices,
-    inner: _Inner,
+    inner: Inner,
     counts: Int64[Tensor, " experts"],
 ) -> Float[Tensor, "assignments hidden"]:
     """A product for each expert that has tokens: the host has to know how many."""
@@ -93,7 +95,7 @@ def _all_experts(
     x: Float[Tensor, "tokens hidden"],
     gate_up: Float[Tensor, "experts twice_inner hidden"],
     down: Float[Tensor, "experts hidden inner"],
-    inner: _Inner,
+    inner: Inner,
 ) -> Float[Tensor, "experts tokens hidden"]:
     """Every expert on every token: more products, and no need to know which count."""
     values = torch.matmul(x, gate_up.transpose(1, 2))
@@ -103,16 +105,15 @@ def _all_experts(
     return outputs if inner.down_bias is None else outputs + inner.down_bias[:, None]
 
 
-def _on_device(
+def multiply_groups(
     x: Float[Tensor, "assignments hidden"],
     gate_up: Float[Tensor, "experts twice_inner hidden"],
     down: Float[Tensor, "experts hidden inner"],
-    inner: _Inner,
+    inner: Inner,
     expert_ids: Int64[Tensor, " assignments"],
-    counts: Int64[Tensor, " experts"],
+    ends: Int32[Tensor, " experts"],
 ) -> Float[Tensor, "assignments hidden"]:
     """The same by torch's grouped product (from 2.10 on), which reads the sizes itself."""
-    ends = counts.cumsum(0, dtype=torch.int32)
     values = F.grouped_mm(x, gate_up.transpose(1, 2), offs=ends)
     if inner.gate_up_bias is not None:
         values = values + inner.gate_up_bias[expert_ids]

@@ -1,13 +1,23 @@
 """The gates of `hybridrt.kernels.reference.gates`, in Triton."""
 
-from typing import no_type_check
+from typing import Literal, no_type_check
 
 import triton.language as tl
 
+from hybridrt.kernels.reference.gates import Gating
 from hybridrt.kernels.triton.launch import jit
 
 _ROOT_HALF = tl.constexpr(0.7071067811865476)
 _ROOT_2_OVER_PI = tl.constexpr(0.7978845608028654)
+
+
+def kind_of(gating: Gating | Literal["relu2"]) -> tuple[str, bool]:
+    """The gate's function, and whether `gate` and `up` take turns."""
+    if gating == "clamped":
+        return "clamped", True
+    if gating == "clamped halves":
+        return "clamped", False
+    return gating.removesuffix(" by turns"), gating.endswith(" by turns")
 
 
 @jit

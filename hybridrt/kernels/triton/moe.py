@@ -1,7 +1,7 @@
 """moe_experts in Triton: tokens sorted by expert, a grid that holds any division of them."""
 
 from math import inf
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import triton
@@ -9,8 +9,10 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from hybridrt.kernels.reference.gates import Gating
-from hybridrt.kernels.triton.expert_tile import from_inner, to_inner
+from hybridrt.kernels.triton.gates import kind_of
 from hybridrt.kernels.triton.launch import row_strides
+from hybridrt.kernels.triton.sorted_experts import from_inner, to_inner
+from hybridrt.kernels.triton.weighted_sum import weighted_sum
 
 
 def moe_experts(
@@ -21,17 +23,19 @@ def moe_experts(
     weights: Float[Tensor, "tokens top_k"],
     gate_up_bias: Float[Tensor, "experts twice_inner"] | None = None,
     down_bias: Float[Tensor, "experts hidden"] | None = None,
-    gating: Gating = "silu",
+    gating: Gating | Literal["relu2"] = "silu",
     alpha: float = 1.0,
     limit: float = inf,
 ) -> Float[Tensor, "tokens hidden"]:
-    """See `hybridrt.kernels.moe.stacked_moe_experts`."""
+    """See `hybridrt.kernels.moe.stacked_moe_experts`, and `relu2_moe` for "relu2"."""
     (tokens, hidden), top_k = x.shape, expert_ids.shape[1]
+    if tokens == 0:
+        return x.new_zeros(x.shape)
     inner = down.shape[2]
     tiles = _tiles(tokens * top_k, gate_up.shape[0], x.itemsize)
     routing = _routing(expert_ids, gate_up.shape[0], tiles.rows)
     values = x.new_empty(tokens * top_k, inner)
-    kind, by_turns = _kind(gating)
+    kind, by_turns = kind_of(gating)
     to_inner[(tiles.most, triton.cdiv(inner, tiles.columns))](
         x,
         gate_up,
@@ -48,7 +52,6 @@ def moe_experts(
         limit,
         GATING=kind,
         BY_TURNS=by_turns,
-        HAS_BIAS=gate_up_bias is not None,
         **tiles.options(len(routing.ends)),
     )
     out = torch.empty(tokens * top_k, hidden, dtype=torch.float32, device=x.device)
@@ -56,17 +59,15 @@ def moe_experts(
         values,
         down,
         down_bias,
-        weights.flatten(),
         out,
         *routing,
         *down.stride(),
         *row_strides(down_bias, 2),
         inner,
         hidden,
-        HAS_BIAS=down_bias is not None,
         **tiles.options(len(routing.ends)),
     )
-    return out.view(tokens, top_k, hidden).sum(1).to(x.dtype)
+    return weighted_sum(out, weights, None, x.dtype)
 
 
 class _Routing(NamedTuple):
@@ -116,12 +117,3 @@ def _tiles(assignments: int, experts: int, itemsize: int) -> _Tiles:
     most = min(assignments, triton.cdiv(assignments, rows) + experts)
     stages = 4 if rows == 16 else 3
     return _Tiles(rows, 64, 128 // itemsize, most, 4, stages)
-
-
-def _kind(gating: Gating) -> tuple[str, bool]:
-    """The gate's function, and whether `gate` and `up` take turns."""
-    if gating == "clamped":
-        return "clamped", True
-    if gating == "clamped halves":
-        return "clamped", False
-    return gating.removesuffix(" by turns"), gating.endswith(" by turns")

@@ -19,10 +19,14 @@ from triton.runtime.jit import JITFunction
 
 from hybridrt.batch import Rows, TokenPages
 from hybridrt.kernels.reference.gates import Gating
+from hybridrt.kernels.moe import UNSORTED_TOKENS
+from hybridrt.kernels.reference.route import Routing
 from hybridrt.kernels.triton import combine
+from hybridrt.kernels.triton import few_experts as few
 from hybridrt.kernels.triton.causal_conv1d import causal_conv1d
 from hybridrt.kernels.triton.gated import add_gated, gated, gated_by, relu2, sigmoid_gated
 from hybridrt.kernels.triton.delta_inputs import delta_inputs
+from hybridrt.kernels.triton.few_experts import few_experts
 from hybridrt.kernels.triton.gated_delta_rule import gated_delta_rule
 from hybridrt.kernels.triton.gated_rms_norm import gated_rms_norm
 from hybridrt.kernels.triton.kda_inputs import kda_inputs
@@ -32,11 +36,15 @@ from hybridrt.kernels.triton.one_row import one_row_linear
 from hybridrt.kernels.triton.paged_attention import paged_attention
 from hybridrt.kernels.triton.rms_norm import add_rms_norm, rms_norm
 from hybridrt.kernels.triton.rotate import rotate, rotate_normed
+from hybridrt.kernels.triton.route import route
 from hybridrt.kernels.triton.sample import sample
 from hybridrt.kernels.triton.scan_inputs import scan_inputs
 from hybridrt.kernels.triton.selective_scan import selective_scan
+from hybridrt.kernels.triton.spread_rows import spread_rows
 from hybridrt.kernels.triton.ssd import ssd
 from hybridrt.kernels.triton.write_pages import write_each, write_pages
+from hybridrt.kernels.triton.weighted_sum import weighted_sum
+from hybridrt.kernels.triton.write_pages import write_pages
 
 H100 = GPUTarget("cuda", 90, 32)
 SHARED_MEMORY = 227 * 1024  # bytes that a program may have there
@@ -165,7 +173,34 @@ def _delta(dtype: torch.dtype, dim: int, *channels: int) -> None:
 def _experts(count: int, *rest: Any) -> None:
     ids, weights = of(count, 8, dtype=torch.int64), of(count, 8, dtype=torch.float32)
     x, gate_up, down = of(count, 2048), of(64, 2816, 2048), of(64, 2048, 1408)
-    moe_experts(x, gate_up, down, ids, weights, *rest)
+    run = few_experts if count <= UNSORTED_TOKENS else moe_experts
+    run(x, gate_up, down, ids, weights, *rest)
+
+
+def _few_experts(
+    count: int, experts: int, top_k: int, inner: int, dtype: torch.dtype = torch.bfloat16
+) -> None:
+    ids, weights = of(count, top_k, dtype=torch.int64), of(count, top_k, dtype=torch.float32)
+    matrices = of(experts, 2 * inner, 2048, dtype=dtype), of(experts, 2048, inner, dtype=dtype)
+    few_experts(of(count, 2048, dtype=dtype), *matrices, ids, weights)
+
+
+def _spread() -> None:
+    for experts, top_k in ((64, 6), (512, 10), (8, 1)):
+        ids = of(8192, top_k, dtype=torch.int64)
+        spread = spread_rows(of(8192, 2048), ids, experts)
+        weights = of(8192, top_k, dtype=torch.float32)
+        weighted_sum(spread.rows, weights, spread.places, torch.bfloat16)
+
+
+def _route() -> None:
+    for count in (1, 64, 1000):
+        for experts, top_k in ((64, 6), (512, 10)):
+            x, weight = of(count, 2048), of(experts, 2048)
+            route(x, weight, None, Routing(top_k, "softmax", True, 1e-20, 1.0))
+        weight, bias = (of(*shape, dtype=torch.float32) for shape in ((256, 7168), (256,)))
+        routing = Routing(8, "sigmoid", True, 1e-20, 2.5, 8, 4, "top2")
+        route(of(count, 7168), weight, bias, routing)
 
 
 def _norms() -> None:
@@ -265,6 +300,14 @@ CASES: dict[str, Callable[[], None]] = {
     "experts, many": lambda: _experts(1000),
     "experts, clamped": lambda: _experts(4, *BIASES, "clamped", 1.7, 7.0),
     "experts, gelu": lambda: _experts(4, None, None, "gelu"),
+    "experts, one token": lambda: _few_experts(1, 64, 6, 1408),
+    "experts, 512": lambda: _few_experts(64, 512, 10, 512),
+    "experts, eight": lambda: _few_experts(64, 8, 2, 4096),
+    "experts, crowded": lambda: _few_experts(64, 8, 4, 4096),
+    "experts, float32": lambda: _few_experts(64, 8, 4, 4096, torch.float32),
+    "experts, relu2": lambda: _experts(4, None, None, "relu2"),
+    "experts, spread": _spread,
+    "route": _route,
     "norms": _norms,
     "one row": _one_row,
     "gates": _gates,
@@ -276,6 +319,7 @@ CASES: dict[str, Callable[[], None]] = {
 
 if __name__ == "__main__":
     JITFunction.run = _compile
-    combine.num_processors = lambda _: 132  # so that contexts are split as there
+    # So that contexts are split, and matrices cut, as there.
+    combine.num_processors = few.num_processors = lambda _: 132
     for name in sys.argv[1:] or CASES:
         CASES[name]()

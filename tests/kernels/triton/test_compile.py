@@ -13,8 +13,8 @@ import pytest
 
 CASES = (
     *("write_pages", "attention, int8", "latents", "convolution", "scan", "ssd"),
-    *("delta rule", "delta rule, a decay a channel", "experts, few", "norms", "sample"),
-    *("gated norms", "inputs"),
+    *("delta rule", "delta rule, a decay a channel", "norms", "sample"),
+    *("experts, few", "experts, many", "experts, spread", "route"),
 )
 """One of each kernel, or of each of its forms. The script does more, in a minute or two."""
 

@@ -4,18 +4,27 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from hybridrt.kernels.reference.gates import Gating
+from tests.harness.tolerance import assert_right
 from tests.kernels import test_moe as experts
 
 Place = tuple[str, torch.dtype]
 
 
-@pytest.fixture(autouse=True)
-def _put_in(put_in: Any, place: Place) -> None:
+@pytest.fixture(autouse=True, params=["few", "sorted", "grouped"])
+def _put_in(request: pytest.FixtureRequest, put_in: Any, place: Place) -> None:
+    from hybridrt.kernels.triton.few_experts import few_experts
+    from hybridrt.kernels.triton.grouped_moe import grouped_experts
     from hybridrt.kernels.triton.moe import moe_experts
 
-    put_in(experts, "moe_experts", moe_experts)
+    if request.param == "grouped" and place[0] == "cuda" and place[1] != torch.bfloat16:
+        pytest.skip("torch's grouped product is for bfloat16 there")
+    if request.param == "grouped" and request.function in (test_odd_sizes, test_rows_among_others):
+        pytest.skip("torch's grouped product is for rows of whole 16 bytes")
+    kernels = {"few": few_experts, "sorted": moe_experts, "grouped": grouped_experts}
+    put_in(experts, "moe_experts", kernels[request.param])
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -64,3 +73,47 @@ def test_gelu_without_tanh(place: Place) -> None:
     inner = torch.nn.functional.gelu(gate) * up
     expected = torch.einsum("ti,thi->th", inner, down[ids[:, 0]])
     torch.testing.assert_close(out, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+
+
+def test_rows_among_others(place: Place) -> None:
+    draw = torch.Generator().manual_seed(0)
+    shapes = ((9, 60), (5, 60, 32), (5, 16, 48), (20, 4))
+    x, gate_up, down, ids = (torch.randn(shape, generator=draw).to(place[0]) for shape in shapes)
+    x, gate_up, down = x.to(place[1]), gate_up.to(place[1]), down.to(place[1])
+    apart = (x[:, 12:36], gate_up[:, 20:52, :24], down.transpose(1, 2)[:, ::2, :])
+    ids, weights = ids.argsort(1)[::2][:9, 1:3], ids[2:11, ::2]
+    out = experts.moe_experts(*apart, ids, weights)
+    alone = experts.moe_experts(
+        *(part.contiguous() for part in apart), ids.contiguous(), weights.contiguous()
+    )
+    assert torch.equal(out, alone)
+
+
+def test_no_tokens(place: Place) -> None:
+    x, gate_up, down = (torch.zeros(shape).to(*place) for shape in ((0, 8), (3, 16, 8), (3, 8, 8)))
+    ids, weights = torch.zeros(0, 2).long().to(place[0]), torch.zeros(0, 2).to(place[0])
+    assert experts.moe_experts(x, gate_up, down, ids, weights).shape == (0, 8)
+
+
+@pytest.mark.parametrize("tokens", [3, 70])
+def test_contracts_on_a_gpu(place: Place, tokens: int) -> None:
+    from hybridrt.kernels import moe, relu2_moe
+
+    draw = torch.Generator().manual_seed(tokens)
+    shapes = ((tokens, 32), (6, 48, 32), (6, 32, 24), (6, 32, 48))
+    x, up, down, wide = (torch.randn(shape, generator=draw).to(*place) for shape in shapes)
+    ids = torch.stack([torch.randperm(6, generator=draw)[:2] for _ in range(tokens)])
+    routed = ids.to(place[0]), torch.rand(tokens, 2, generator=draw).to(place[0])
+
+    def definition(x: Tensor, up: Tensor, down: Tensor, wide: Tensor, weights: Tensor) -> Tensor:
+        both = [torch.zeros_like(x), torch.zeros_like(x)]
+        for t, j in torch.cartesian_prod(torch.arange(tokens), torch.arange(2)).tolist():
+            e = int(ids[t, j])
+            gate, rest = (up[e] @ x[t]).chunk(2)
+            both[0][t] += weights[t, j] * (down[e] @ (gate * torch.sigmoid(gate) * rest))
+            both[1][t] += weights[t, j] * (wide[e] @ torch.relu(up[e] @ x[t]).square())
+        return torch.cat(both)
+
+    out = moe._moe_experts_on_gpu(x, up, down, *routed)
+    squared = relu2_moe._relu2_experts_on_gpu(x, up, wide, *routed)
+    assert_right(torch.cat([out, squared]), definition, x, up, down, wide, routed[1])
