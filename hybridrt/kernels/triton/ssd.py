@@ -18,6 +18,8 @@ from hybridrt.kernels.triton.states import prefill_turns
 _CHUNK = 256  # tokens at most
 _BLOCK, _FLOAT32_BLOCK = 64, 32  # products of float32 take three parts of each side in registers
 _STATES, _FLOAT32_STATES = 8192, 4096  # of a program: 64 for each of its threads, or 32
+_FLOAT32_SIZE = 64  # of B and C in registers
+_STAGES = 2
 _JOINED = 1024  # numbers of a state that a program takes through a row
 _HEADS, _ROWS = 32, 64  # of a program that sums decays, and those it looks at together
 _STATE_PARTS = 3  # of bfloat16: all digits of a float32
@@ -97,54 +99,42 @@ def _prefill(
     def scratch(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=x.device)
 
-    bounds = scratch(chunks, 2, dtype=torch.int32)
-    sums = scratch(heads, x.shape[0], dtype=torch.float64)
-    weights, decays = scratch(*sums.shape), scratch(chunks, heads)
-    states = scratch(chunks, heads, head_dim, size)
+    bounds, kept = scratch(chunks, 2, dtype=torch.int32), scratch(chunks, heads)
+    of_tokens, states = scratch(chunks, heads, 4, chunk), scratch(chunks, heads, head_dim, size)
     blocks = chunks * (chunk // block)
     sum_decays[(blocks, triton.cdiv(heads, _HEADS))](
-        *(dt, A, batch.cu_seqlens_q, bounds, sums, weights),
-        *(*dt.stride(), *A.stride(), sums.stride(0), heads, n, rows),
+        *(dt, A, batch.cu_seqlens_q, bounds, of_tokens),
+        *(*dt.stride(), *A.stride(), heads, n, rows),
         CHUNK=chunk,
         BLOCK_T=block,
         BLOCK_H=min(_HEADS, block_of(heads, 1)),
         BLOCK_R=min(_ROWS, block_of(rows, 1)),
     )
+    sizes = {"HEAD_DIM": head_dim, "SIZE": size, "CHUNK": chunk}
+    tile = {**sizes, "REPEATS": heads // B.shape[1], "BLOCK_T": block, "num_stages": _STAGES}
     block_n = block_of(size)
-    most = _STATES if in_bfloat16 else _FLOAT32_STATES
-    block_p = min(block_of(head_dim), max(64 if in_bfloat16 else 16, most // block_n), 64)
-    tile = {
-        "REPEATS": heads // B.shape[1],
-        "HEAD_DIM": head_dim,
-        "SIZE": size,
-        "BLOCK_P": block_p,
-        "BLOCK_N": block_n,
-        "BLOCK_T": block,
-        "num_warps": 8 if block_p * block_n > _STATES else 4,
-    }
-    parts = heads * triton.cdiv(head_dim, block_p)
-    add_chunks[(parts, chunks)](
-        *(x, B, bounds, sums, weights, states, decays),
-        *(*x.stride(), *B.stride(), sums.stride(0), heads),
+    block_p = min(block_of(head_dim), 64 if in_bfloat16 else max(16, _FLOAT32_STATES // block_n))
+    add_chunks[(heads * triton.cdiv(head_dim, block_p), chunks)](
+        *(x, B, bounds, of_tokens, states, kept, *x.stride(), *B.stride(), heads),
         **tile,
         PARTS=_STATE_PARTS,
-        num_stages=2,
+        BLOCK_P=block_p,
+        BLOCK_N=block_n,
+        num_warps=8 if block_p * block_n > _STATES else 4,
     )
     for first, count, _ in prefill_turns(batch):
         join_chunks[(triton.cdiv(head_dim * size, _JOINED), heads, count)](
-            *(states, decays, ssm_state, pages, initial_pages, batch.has_initial_state),
+            *(states, kept, ssm_state, pages, initial_pages, batch.has_initial_state),
             *(batch.cu_seqlens_q, *ssm_state.stride(), heads, n, first),
-            HEAD_DIM=head_dim,
-            SIZE=size,
-            CHUNK=chunk,
+            **sizes,
             BLOCK=_JOINED,
         )
-    write_outputs[(parts, blocks)](
-        *(x, dt, B, C, D, bounds, sums, weights, states, y),
-        *(*x.stride(), *dt.stride(), *B.stride(), *C.stride(), *D.stride()),
-        *(sums.stride(0), *y.stride(), heads),
+    block_p = min(block_of(head_dim), block)
+    write_outputs[(heads * triton.cdiv(head_dim, block_p), blocks)](
+        *(x, B, C, D, bounds, of_tokens, states, y),
+        *(*x.stride(), *B.stride(), *C.stride(), *D.stride(), *y.stride(), heads),
         **tile,
-        CHUNK=chunk,
         PARTS=_OUTPUT_PARTS,
-        num_stages=2,
+        BLOCK_P=block_p,
+        BLOCK_N=block_n if in_bfloat16 else min(block_n, _FLOAT32_SIZE),
     )

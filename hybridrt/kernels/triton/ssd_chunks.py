@@ -6,7 +6,7 @@ import triton.language as tl
 
 from hybridrt.kernels.triton.launch import jit
 from hybridrt.kernels.triton.split_products import add_split_product
-from hybridrt.kernels.triton.ssd_decays import chunk_of
+from hybridrt.kernels.triton.ssd_decays import LOG, WEIGHT, chunk_of
 from hybridrt.kernels.triton.states import if_so, pages_of, tokens_of
 
 
@@ -16,8 +16,7 @@ def add_chunks(
     x,  # [tokens, heads, HEAD_DIM]
     B,  # [tokens, heads // REPEATS, SIZE]
     bounds,  # [chunks, 2]
-    sums,  # [heads, tokens]
-    weights,  # [heads, tokens]
+    of_tokens,  # [chunks, heads, 4, CHUNK]
     states,  # [chunks, heads, HEAD_DIM, SIZE]
     decays,  # [chunks, heads]
     x_token,
@@ -26,11 +25,11 @@ def add_chunks(
     B_token,
     B_group,
     B_n,
-    sums_head,
     heads,
     REPEATS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     SIZE: tl.constexpr,
+    CHUNK: tl.constexpr,
     PARTS: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -50,24 +49,24 @@ def add_chunks(
     p, n = p.to(tl.int64), n.to(tl.int64)
     x += head * x_head
     B += head // REPEATS * B_group
-    sums += head * sums_head
-    weights += head * sums_head
+    of_tokens += (chunk * heads + head) * (4 * CHUNK)
     h = tl.zeros([BLOCK_P, BLOCK_N], tl.float32)
-    whole = tl.full([], 0.0, tl.float64)
+    whole = tl.full([], 0.0, tl.float32)
     for block in range(first, stop, BLOCK_T):
         t = block + i
         live = t < stop
-        weight = tl.load(weights + t, mask=live, other=0.0)
+        weight = tl.load(of_tokens + WEIGHT * CHUNK + i)
         at = x + (p * x_dim)[:, None] + (t * x_token)[None, :]
         u = tl.load(at, mask=fits_p[:, None] & live[None, :], other=0.0).to(tl.float32)
         at = B + (t * B_token)[:, None] + (n * B_n)[None, :]
         b = tl.load(at, mask=live[:, None] & fits_n[None, :], other=0.0)
-        log = tl.load(sums + tl.minimum(block + BLOCK_T, stop) - 1)
+        log = tl.load(of_tokens + LOG * CHUNK + BLOCK_T - 1)
         whole += log
-        h = h * tl.exp2(log.to(tl.float32))
+        h = h * tl.exp2(log)
         h = add_split_product(h, u * weight[None, :], b, PARTS)
+        of_tokens += BLOCK_T
     at = chunk * heads + head
-    tl.store(decays + at, tl.exp2(whole.to(tl.float32)))
+    tl.store(decays + at, tl.exp2(whole))
     at = states + at * (HEAD_DIM * SIZE) + (p * SIZE)[:, None] + n[None, :]
     tl.store(at, h, mask=fits_p[:, None] & fits_n[None, :])
 

@@ -7,6 +7,18 @@ import triton.language as tl
 from hybridrt.kernels.triton.launch import LOG2_E, jit
 from hybridrt.kernels.triton.states import tokens_of
 
+LOG = tl.constexpr(0)
+"""Of a token: the decay from before its block to behind it, as a logarithm to base 2."""
+
+REST = tl.constexpr(1)
+"""What float32 left out of that: large sums have no digits for small differences."""
+
+WEIGHT = tl.constexpr(2)
+"""dt, times the decay from behind the token to the end of its block."""
+
+STEP = tl.constexpr(3)
+"""dt; behind a row's last token it is zero, as are weights."""
+
 
 @jit(do_not_specialize=["num_decodes", "num_prefills"])
 @no_type_check
@@ -15,12 +27,10 @@ def sum_decays(
     A,  # [heads]
     cu_seqlens,  # [rows + 1]
     bounds,  # [chunks, 2]
-    sums,  # [heads, tokens]
-    weights,  # [heads, tokens]
+    of_tokens,  # [chunks, heads, 4, CHUNK]
     dt_token,
     dt_head,
     A_head,
-    sums_head,
     heads,
     num_decodes,
     num_prefills,
@@ -29,10 +39,7 @@ def sum_decays(
     BLOCK_H: tl.constexpr,
     BLOCK_R: tl.constexpr,
 ):
-    """Some heads of a block of tokens: decays from before it to each, and from each to its end.
-
-    `sums` has the first as logarithms to base 2, `weights` the second, times dt.
-    """
+    """Some heads of a block of tokens: what `LOG`, `REST`, `WEIGHT` and `STEP` say."""
     BLOCKS: tl.constexpr = CHUNK // BLOCK_T
     chunk, block = tl.program_id(0) // BLOCKS, tl.program_id(0) % BLOCKS
     row, first = _find(chunk, cu_seqlens, num_decodes, num_prefills, CHUNK, BLOCK_R)
@@ -55,10 +62,16 @@ def sum_decays(
     # has no digits left for the small differences between the tokens behind it.
     logs = step.to(tl.float64) * (a * LOG2_E)[None, :]
     exact = tl.cumsum(logs, 0)
+    log = exact.to(tl.float32)
+    rest = (exact - log.to(tl.float64)).to(tl.float32)
     to_end = tl.exp2((tl.sum(logs, 0)[None, :] - exact).to(tl.float32))
-    at = t[:, None] + (head * sums_head)[None, :]
-    tl.store(sums + at, exact, mask=live)
-    tl.store(weights + at, to_end * step, mask=live)
+    place = block * BLOCK_T + tl.arange(0, BLOCK_T)
+    at = of_tokens + ((chunk.to(tl.int64) * heads + head) * (4 * CHUNK))[None, :] + place[:, None]
+    fits = (head < heads)[None, :]
+    tl.store(at + LOG * CHUNK, log, mask=fits)
+    tl.store(at + REST * CHUNK, rest, mask=fits)
+    tl.store(at + WEIGHT * CHUNK, to_end * step, mask=fits)
+    tl.store(at + STEP * CHUNK, step, mask=fits)
 
 
 @jit

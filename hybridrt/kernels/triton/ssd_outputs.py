@@ -6,26 +6,23 @@ import triton.language as tl
 
 from hybridrt.kernels.triton.launch import FLOAT32_DOT, jit
 from hybridrt.kernels.triton.split_products import add_product_with_split, add_split_product
+from hybridrt.kernels.triton.ssd_decays import LOG, REST, STEP, WEIGHT
 
 
 @jit
 @no_type_check
 def write_outputs(
     x,  # [tokens, heads, HEAD_DIM]
-    dt,  # [tokens, heads]
     B,  # [tokens, heads // REPEATS, SIZE]
     C,  # [tokens, heads // REPEATS, SIZE]
     D,  # [heads]
     bounds,  # [chunks, 2]
-    sums,  # [heads, tokens]
-    weights,  # [heads, tokens]
+    of_tokens,  # [chunks, heads, 4, CHUNK]
     states,  # [chunks, heads, HEAD_DIM, SIZE]
     y,  # [tokens, heads, HEAD_DIM]
     x_token,
     x_head,
     x_dim,
-    dt_token,
-    dt_head,
     B_token,
     B_group,
     B_n,
@@ -33,7 +30,6 @@ def write_outputs(
     C_group,
     C_n,
     D_head,
-    sums_head,
     y_token,
     y_head,
     y_dim,
@@ -65,41 +61,58 @@ def write_outputs(
     head = (tl.program_id(0) // P_BLOCKS).to(tl.int64)
     p = tl.program_id(0) % P_BLOCKS * BLOCK_P + tl.arange(0, BLOCK_P)
     n, i = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_T)
-    fits_p, fits_n = p < HEAD_DIM, n < SIZE
+    fits_p = p < HEAD_DIM
     p, n = p.to(tl.int64), n.to(tl.int64)
     x += head * x_head + (p * x_dim)[None, :]
     B += head // REPEATS * B_group + (n * B_n)[:, None]
-    sums += head * sums_head
-    weights += head * sums_head
+    C += head // REPEATS * C_group + (n * C_n)[None, :] + ((last + i) * C_token)[:, None]
+    states += (chunk * heads + head) * (HEAD_DIM * SIZE) + n[:, None] + (p * SIZE)[None, :]
+    of_tokens += (chunk * heads + head) * (4 * CHUNK)
     live = last + i < stop
-    live_n = live[:, None] & fits_n[None, :]
-    at = C + head // REPEATS * C_group + ((last + i) * C_token)[:, None] + (n * C_n)[None, :]
-    c = tl.load(at, mask=live_n, other=0.0)
-    at = states + (chunk * heads + head) * (HEAD_DIM * SIZE) + n[:, None] + (p * SIZE)[None, :]
-    h = tl.load(at, mask=fits_n[:, None] & fits_p[None, :], other=0.0)
+    # More than one part of `n` only where float32 has to be taken apart in registers.
+    c = tl.load(C, mask=live[:, None] & (n < SIZE)[None, :], other=0.0)
+    h = tl.load(states, mask=(n < SIZE)[:, None] & fits_p[None, :], other=0.0)
     out = add_product_with_split(tl.zeros([BLOCK_T, BLOCK_P], tl.float32), c, h, PARTS)
+    for part in tl.static_range(BLOCK_N, SIZE, BLOCK_N):
+        fits_n = part + n < SIZE
+        c_part = tl.load(C + part * C_n, mask=live[:, None] & fits_n[None, :], other=0.0)
+        h = tl.load(states + part, mask=fits_n[:, None] & fits_p[None, :], other=0.0)
+        out = add_product_with_split(out, c_part, h, PARTS)
     for block in range(first, last, BLOCK_T):
         t = block + i
-        b = tl.load(B + (t * B_token)[None, :], mask=fits_n[:, None], other=0.0)
         u = tl.load(x + (t * x_token)[:, None], mask=fits_p[None, :], other=0.0)
-        scores = tl.dot(c, b, input_precision=FLOAT32_DOT) * tl.load(weights + t)[None, :]
-        out = out * tl.exp2(tl.load(sums + block + BLOCK_T - 1).to(tl.float32))
+        at = B + (t * B_token)[None, :]
+        scores = _scores(c, C, at, live, t < stop, C_n, B_n, n, SIZE, BLOCK_N)
+        scores *= tl.load(of_tokens + WEIGHT * CHUNK + i)[None, :]
+        out = out * tl.exp2(tl.load(of_tokens + LOG * CHUNK + BLOCK_T - 1))
         out = add_split_product(out, scores, u, PARTS)
+        of_tokens += BLOCK_T
     t = last + i
-    at = B + (t * B_token)[None, :]
-    b = tl.load(at, mask=fits_n[:, None] & live[None, :], other=0.0)
     live_p = live[:, None] & fits_p[None, :]
     u = tl.load(x + (t * x_token)[:, None], mask=live_p, other=0.0)
-    step = tl.load(dt + t * dt_token + head * dt_head, mask=live, other=0.0).to(tl.float32)
-    exact = tl.load(sums + t, mask=live, other=0.0)
-    # Kept with its rounding: large sums have no digits for small differences; see `sum_decays`.
-    log = exact.to(tl.float32)
-    rest = (exact - log.to(tl.float64)).to(tl.float32)
+    at = B + (t * B_token)[None, :]
+    scores = _scores(c, C, at, live, live, C_n, B_n, n, SIZE, BLOCK_N)
+    log, rest = tl.load(of_tokens + LOG * CHUNK + i), tl.load(of_tokens + REST * CHUNK + i)
     between = (log[:, None] - log[None, :]) + (rest[:, None] - rest[None, :])
     decay = tl.where(i[:, None] >= i[None, :], tl.exp2(tl.minimum(between, 0.0)), 0.0)
-    scores = tl.dot(c, b, input_precision=FLOAT32_DOT) * decay * step[None, :]
+    scores *= decay * tl.load(of_tokens + STEP * CHUNK + i)[None, :]
+    # D x is one more product with a token's own x.
     d = tl.load(D + head * D_head).to(tl.float32)
-    out = out * tl.exp2(log)[:, None] + d * u.to(tl.float32)
-    out = add_split_product(out, scores, u, PARTS)
+    scores += tl.where(i[:, None] == i[None, :], d, 0.0)
+    out = add_split_product(out * tl.exp2(log)[:, None], scores, u, PARTS)
     at = y + head * y_head + (t * y_token)[:, None] + (p * y_dim)[None, :]
     tl.store(at, out.to(y.dtype.element_ty), mask=live_p)
+
+
+@jit
+@no_type_check
+def _scores(c, C, B, live, b_live, C_n, B_n, n, SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Each token's C with each one's B; `c` is the first part of C, read before."""
+    b = tl.load(B, mask=(n < SIZE)[:, None] & b_live[None, :], other=0.0)
+    scores = tl.dot(c, b, input_precision=FLOAT32_DOT)
+    for part in tl.static_range(BLOCK_N, SIZE, BLOCK_N):
+        fits_n = part + n < SIZE
+        c_part = tl.load(C + part * C_n, mask=live[:, None] & fits_n[None, :], other=0.0)
+        b = tl.load(B + part * B_n, mask=fits_n[:, None] & b_live[None, :], other=0.0)
+        scores = tl.dot(c_part, b, scores, input_precision=FLOAT32_DOT)
+    return scores
