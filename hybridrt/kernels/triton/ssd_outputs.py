@@ -6,7 +6,7 @@ import triton.language as tl
 
 from hybridrt.kernels.triton.launch import FLOAT32_DOT, jit
 from hybridrt.kernels.triton.split_products import add_product_with_split, add_split_product
-from hybridrt.kernels.triton.ssd_decays import LOG, REST, STEP, WEIGHT
+from hybridrt.kernels.triton.ssd_decays import LOG, REST, STEP
 
 
 @jit
@@ -45,10 +45,8 @@ def write_outputs(
 ):
     """Some channels of a head, for a block of a chunk's tokens.
 
-    `out` is what the state before a block adds to y, and goes from block to block as a state
-    does: decays from any token to the end of its block, of whole blocks, and up to the last
-    block's tokens are at most 1, so their products are exact. Only within that last block is
-    there a decay for each pair of tokens.
+    `out` is what tokens before a block add to y. It goes from block to block as a state does:
+    decays from a token to the end of its block, and over those behind it, are at most 1.
     """
     P_BLOCKS: tl.constexpr = (HEAD_DIM + BLOCK_P - 1) // BLOCK_P
     BLOCKS: tl.constexpr = CHUNK // BLOCK_T
@@ -67,40 +65,39 @@ def write_outputs(
     B += head // REPEATS * B_group + (n * B_n)[:, None]
     C += head // REPEATS * C_group + (n * C_n)[None, :] + ((last + i) * C_token)[:, None]
     states += (chunk * heads + head) * (HEAD_DIM * SIZE) + n[:, None] + (p * SIZE)[None, :]
-    of_tokens += (chunk * heads + head) * (4 * CHUNK)
+    logs = of_tokens + (chunk * heads + head) * (4 * CHUNK) + LOG * CHUNK
+    rests, steps = logs + (REST - LOG) * CHUNK, logs + (STEP - LOG) * CHUNK
     live = last + i < stop
     # More than one part of `n` only where float32 has to be taken apart in registers.
     c = tl.load(C, mask=live[:, None] & (n < SIZE)[None, :], other=0.0)
     h = tl.load(states, mask=(n < SIZE)[:, None] & fits_p[None, :], other=0.0)
     out = add_product_with_split(tl.zeros([BLOCK_T, BLOCK_P], tl.float32), c, h, PARTS)
-    for part in tl.static_range(BLOCK_N, SIZE, BLOCK_N):
-        fits_n = part + n < SIZE
-        c_part = tl.load(C + part * C_n, mask=live[:, None] & fits_n[None, :], other=0.0)
-        h = tl.load(states + part, mask=fits_n[:, None] & fits_p[None, :], other=0.0)
-        out = add_product_with_split(out, c_part, h, PARTS)
-    for block in range(first, last, BLOCK_T):
-        t = block + i
-        u = tl.load(x + (t * x_token)[:, None], mask=fits_p[None, :], other=0.0)
-        at = B + (t * B_token)[None, :]
-        scores = _scores(c, C, at, live, t < stop, C_n, B_n, n, SIZE, BLOCK_N)
-        scores *= tl.load(of_tokens + WEIGHT * CHUNK + i)[None, :]
-        out = out * tl.exp2(tl.load(of_tokens + LOG * CHUNK + BLOCK_T - 1))
-        out = add_split_product(out, scores, u, PARTS)
-        of_tokens += BLOCK_T
-    t = last + i
-    live_p = live[:, None] & fits_p[None, :]
-    u = tl.load(x + (t * x_token)[:, None], mask=live_p, other=0.0)
-    at = B + (t * B_token)[None, :]
-    scores = _scores(c, C, at, live, live, C_n, B_n, n, SIZE, BLOCK_N)
-    log, rest = tl.load(of_tokens + LOG * CHUNK + i), tl.load(of_tokens + REST * CHUNK + i)
-    between = (log[:, None] - log[None, :]) + (rest[:, None] - rest[None, :])
-    decay = tl.where(i[:, None] >= i[None, :], tl.exp2(tl.minimum(between, 0.0)), 0.0)
-    scores *= decay * tl.load(of_tokens + STEP * CHUNK + i)[None, :]
-    # D x is one more product with a token's own x.
+    if BLOCK_N < SIZE:
+        for part in range(BLOCK_N, SIZE, BLOCK_N):
+            fits_n = part + n < SIZE
+            c_part = tl.load(C + part * C_n, mask=live[:, None] & fits_n[None, :], other=0.0)
+            h = tl.load(states + part, mask=fits_n[:, None] & fits_p[None, :], other=0.0)
+            out = add_product_with_split(out, c_part, h, PARTS)
     d = tl.load(D + head * D_head).to(tl.float32)
-    scores += tl.where(i[:, None] == i[None, :], d, 0.0)
-    out = add_split_product(out * tl.exp2(log)[:, None], scores, u, PARTS)
-    at = y + head * y_head + (t * y_token)[:, None] + (p * y_dim)[None, :]
+    for block in range(first, last + 1, BLOCK_T):
+        t = block + i
+        there = t < stop
+        u = tl.load(x + (t * x_token)[:, None], mask=there[:, None] & fits_p[None, :], other=0.0)
+        at = B + (t * B_token)[None, :]
+        scores = _scores(c, C, at, live, there, C_n, B_n, n, SIZE, BLOCK_N)
+        # To where an earlier block ends, but in the last one to each token.
+        ends = tl.where(block < last, BLOCK_T - 1, i)
+        log, rest = tl.load(logs + i), tl.load(rests + i)
+        log_to, rest_to = tl.load(logs + ends), tl.load(rests + ends)
+        between = (log_to[:, None] - log[None, :]) + (rest_to[:, None] - rest[None, :])
+        decay = tl.where(ends[:, None] >= i[None, :], tl.exp2(tl.minimum(between, 0.0)), 0.0)
+        scores *= decay * tl.load(steps + i)[None, :]
+        # D x is one more product with a token's own x.
+        scores += tl.where(i[:, None] == i[None, :], tl.where(block < last, 0.0, d), 0.0)
+        out = add_split_product(out * tl.exp2(log_to)[:, None], scores, u, PARTS)
+        logs, rests, steps = logs + BLOCK_T, rests + BLOCK_T, steps + BLOCK_T
+    live_p = live[:, None] & fits_p[None, :]
+    at = y + head * y_head + ((last + i) * y_token)[:, None] + (p * y_dim)[None, :]
     tl.store(at, out.to(y.dtype.element_ty), mask=live_p)
 
 
@@ -110,9 +107,10 @@ def _scores(c, C, B, live, b_live, C_n, B_n, n, SIZE: tl.constexpr, BLOCK_N: tl.
     """Each token's C with each one's B; `c` is the first part of C, read before."""
     b = tl.load(B, mask=(n < SIZE)[:, None] & b_live[None, :], other=0.0)
     scores = tl.dot(c, b, input_precision=FLOAT32_DOT)
-    for part in tl.static_range(BLOCK_N, SIZE, BLOCK_N):
-        fits_n = part + n < SIZE
-        c_part = tl.load(C + part * C_n, mask=live[:, None] & fits_n[None, :], other=0.0)
-        b = tl.load(B + part * B_n, mask=fits_n[:, None] & b_live[None, :], other=0.0)
-        scores = tl.dot(c_part, b, scores, input_precision=FLOAT32_DOT)
+    if BLOCK_N < SIZE:
+        for part in range(BLOCK_N, SIZE, BLOCK_N):
+            fits_n = part + n < SIZE
+            c_part = tl.load(C + part * C_n, mask=live[:, None] & fits_n[None, :], other=0.0)
+            b = tl.load(B + part * B_n, mask=fits_n[:, None] & b_live[None, :], other=0.0)
+            scores = tl.dot(c_part, b, scores, input_precision=FLOAT32_DOT)
     return scores
