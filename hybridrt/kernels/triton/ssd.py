@@ -19,7 +19,7 @@ _CHUNK = 256  # tokens at most
 _BLOCK, _FLOAT32_BLOCK = 64, 32  # products of float32 take three parts of each side in registers
 _STATES, _FLOAT32_STATES = 8192, 4096  # of a program: 64 for each of its threads, or 32
 _FLOAT32_SIZE = 64  # of B and C in registers
-_STAGES = 2
+_ADD_STAGES, _OUTPUT_STAGES = 2, 2  # of loads that are under way: more take shared memory
 _JOINED = 1024  # numbers of a state that a program takes through a row
 _HEADS, _ROWS = 32, 64  # of a program that sums decays, and those it looks at together
 _STATE_PARTS = 3  # of bfloat16: all digits of a float32
@@ -111,13 +111,14 @@ def _prefill(
         BLOCK_R=min(_ROWS, block_of(rows, 1)),
     )
     sizes = {"HEAD_DIM": head_dim, "SIZE": size, "CHUNK": chunk}
-    tile = {**sizes, "REPEATS": heads // B.shape[1], "BLOCK_T": block, "num_stages": _STAGES}
+    tile = {**sizes, "REPEATS": heads // B.shape[1], "BLOCK_T": block}
     block_n = block_of(size)
     block_p = min(block_of(head_dim), 64 if in_bfloat16 else max(16, _FLOAT32_STATES // block_n))
     add_chunks[(heads * triton.cdiv(head_dim, block_p), chunks)](
         *(x, B, bounds, of_tokens, states, kept, *x.stride(), *B.stride(), heads),
         **tile,
         PARTS=_STATE_PARTS,
+        num_stages=_ADD_STAGES,
         BLOCK_P=block_p,
         BLOCK_N=block_n,
         num_warps=8 if block_p * block_n > _STATES else 4,
@@ -135,6 +136,7 @@ def _prefill(
         *(*x.stride(), *B.stride(), *C.stride(), *D.stride(), *y.stride(), heads),
         **tile,
         PARTS=_OUTPUT_PARTS,
+        num_stages=_OUTPUT_STAGES,
         BLOCK_P=block_p,
         BLOCK_N=block_n if in_bfloat16 else min(block_n, _FLOAT32_SIZE),
     )
