@@ -40,7 +40,7 @@ def run_chunks(
     KEY_DIM: tl.constexpr,
     PER_CHANNEL: tl.constexpr,
     VALUE_DIM: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    HALF_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
     BLOCK_T: tl.constexpr,
 ):
@@ -53,39 +53,70 @@ def run_chunks(
     heads = tl.num_programs(1)
     start, stop = tokens_of(row, cu_seqlens, False)
     initial, page = pages_of(row, pages, initial_pages, has_initial_state, False)
-    c = tl.arange(0, BLOCK_K).to(tl.int64)
+    # Halves of the key channels, as registers have no room for the parts of a wider product.
+    c = tl.arange(0, HALF_K).to(tl.int64)
+    e = HALF_K + c
     d = tl.program_id(0).to(tl.int64) * BLOCK_V + tl.arange(0, BLOCK_V)
     i = tl.arange(0, BLOCK_T)
-    in_page = head * s_head + (c * s_k)[:, None] + (d * s_v)[None, :]
-    fits = (c < KEY_DIM)[:, None] & (d < VALUE_DIM)[None, :]
-    there = (c < if_so(initial >= 0, KEY_DIM))[:, None] & fits
-    state = tl.load(ssm_state + initial * s_page + in_page, mask=there, other=0.0).to(tl.float32)
+    fits = d < VALUE_DIM
+    ssm_state += head * s_head + d * s_v
+    from_there = ssm_state + initial * s_page
+    limit = if_so(initial >= 0, KEY_DIM)
+    state = _channels_of(from_there, c, s_k, limit, fits).to(tl.float32)
+    state_e = _channels_of(from_there, e, s_k, limit, fits).to(tl.float32)
     k += head // REPEATS * k_head
     of_state += head * KEY_DIM
     of_values += head * VALUE_DIM
     y += head * y_head
     slot = (start // BLOCK_T + row) * heads + head
-    in_state = (c * VALUE_DIM)[:, None] + d[None, :]
+    states += d
     for first in range(start, stop, BLOCK_T):
         # Behind the last token all inputs are zeros, which leave a state as it is.
         t = first + i
-        of_chunk = tile_of(of_state, t, stop, heads * KEY_DIM, c, 1, KEY_DIM)
         delta = tile_of(of_values, t, stop, heads * VALUE_DIM, d, 1, VALUE_DIM)
+        of_c = tile_of(of_state, t, stop, heads * KEY_DIM, c, 1, KEY_DIM)
+        of_e = tile_of(of_state, t, stop, heads * KEY_DIM, e, 1, KEY_DIM)
         key = tile_of(k, t, stop, k_token, c, k_dim, KEY_DIM)
-        before = state.to(states.dtype.element_ty)
-        tl.store(states + slot * KEY_DIM * VALUE_DIM + in_state, before, mask=fits)
-        delta = tl.dot(of_chunk, state, delta, input_precision=FLOAT32_DOT)
+        key_e = tile_of(k, t, stop, k_token, e, k_dim, KEY_DIM)
+        before = states + slot * KEY_DIM * VALUE_DIM
+        _store_channels(before, c, VALUE_DIM, KEY_DIM, fits, state)
+        _store_channels(before, e, VALUE_DIM, KEY_DIM, fits, state_e)
+        delta = tl.dot(of_c, state, delta, input_precision=FLOAT32_DOT)
+        delta = tl.dot(of_e, state_e, delta, input_precision=FLOAT32_DOT)
         at = y + (t * y_token)[:, None] + (d * y_dim)[None, :]
         live = (t < stop)[:, None] & (d < VALUE_DIM)[None, :]
         tl.store(at, delta.to(y.dtype.element_ty), mask=live)
         if PER_CHANNEL:
-            state *= tl.load(whole + slot * KEY_DIM + c, mask=c < KEY_DIM, other=0.0)[:, None]
+            of_slot = whole + slot * KEY_DIM
+            state *= tl.load(of_slot + c, mask=c < KEY_DIM, other=0.0)[:, None]
+            state_e *= tl.load(of_slot + e, mask=e < KEY_DIM, other=0.0)[:, None]
         else:
-            state *= tl.load(whole + slot)
+            decay = tl.load(whole + slot)
+            state *= decay
+            state_e *= decay
             decay = tl.load(to_end + t * heads + head, mask=t < stop, other=0.0)
             delta *= decay[:, None]
         state = add_product(tl.trans(key), delta, state, 3)
+        state_e = add_product(tl.trans(key_e), delta, state_e, 3)
         slot += heads
-    held = (c < if_so(page >= 0, KEY_DIM))[:, None] & fits
-    kept = state.to(ssm_state.dtype.element_ty)
-    tl.store(ssm_state + page * s_page + in_page, kept, mask=held)
+    to_there = ssm_state + page * s_page
+    limit = if_so(page >= 0, KEY_DIM)
+    _store_channels(to_there, c, s_k, limit, fits, state)
+    _store_channels(to_there, e, s_k, limit, fits, state_e)
+
+
+@jit
+@no_type_check
+def _channels_of(state, channel, stride, limit, fits):
+    """Key channels below a limit of a state whose values `state` points to; zeros for others."""
+    mask = (channel < limit)[:, None] & fits[None, :]
+    return tl.load(state[None, :] + (channel * stride)[:, None], mask=mask, other=0.0)
+
+
+@jit
+@no_type_check
+def _store_channels(state, channel, stride, limit, fits, tile):
+    """The other way round."""
+    mask = (channel < limit)[:, None] & fits[None, :]
+    at = state[None, :] + (channel * stride)[:, None]
+    tl.store(at, tile.to(state.dtype.element_ty), mask=mask)

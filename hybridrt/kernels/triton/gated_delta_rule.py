@@ -88,7 +88,7 @@ def gated_delta_rule(
             *(*keys.stride(), *ssm_state.stride(), *y.stride()),
             first,
             **{**sizes, "REPEATS": 1 if channels else sizes["REPEATS"]},
-            BLOCK_K=block_k,
+            HALF_K=max(16, block_k // 2),
             BLOCK_V=block_v,
             BLOCK_T=CHUNK,
             num_warps=4,
