@@ -17,7 +17,7 @@ def answer_chunks(
     k,  # [tokens, heads // REPEATS, KEY_DIM]
     g,  # [tokens, heads], or with KEY_DIM behind
     states,  # [slots, heads, KEY_DIM, VALUE_DIM]
-    seen,  # [tokens, heads, BLOCK_T], where PER_CHANNEL
+    seen,  # [slots, heads, BLOCK_T, BLOCK_T], where PER_CHANNEL
     y,  # [tokens, heads, VALUE_DIM]
     cu_seqlens,  # [rows + 1]
     q_token,
@@ -57,7 +57,8 @@ def answer_chunks(
     k += head // REPEATS * k_head
     g += head * g_head
     y += head * y_head
-    states += ((start // BLOCK_T + row + chunk) * heads + head) * KEY_DIM * VALUE_DIM
+    slot = (start // BLOCK_T + row + chunk) * heads + head
+    states += slot * KEY_DIM * VALUE_DIM
     out = tl.zeros([BLOCK_T, BLOCK_V], tl.float32)
     scores = tl.zeros([BLOCK_T, BLOCK_T], tl.float32)
     for channel in range(0, KEY_DIM, BLOCK_K):
@@ -72,9 +73,8 @@ def answer_chunks(
             scores = _add_scores(query, key, scores, y.dtype.element_ty == tl.bfloat16)
         out = add_product(query, state, out, 2)
     if PER_CHANNEL:
-        at = ((t * heads + head) * BLOCK_T)[:, None] + i[None, :]
-        is_seen = (t < stop)[:, None] & (i[:, None] >= i[None, :])
-        scores = tl.load(seen + at, mask=is_seen, other=0.0)
+        at = slot * BLOCK_T * BLOCK_T + (i * BLOCK_T)[:, None] + i[None, :]
+        scores = tl.load(seen + at, mask=i[:, None] >= i[None, :], other=0.0)
     else:
         logs = tl.load(g + t * g_token, mask=t < stop, other=0.0).to(tl.float32)
         scores *= decay_between(logs, i)

@@ -13,10 +13,10 @@ from hybridrt.kernels.triton.states import if_so, pages_of, tokens_of
 @jit(do_not_specialize=["first_row"])
 @no_type_check
 def run_chunks(
-    k,  # [tokens, heads // REPEATS, KEY_DIM], or to_end where PER_CHANNEL
-    of_state,  # [tokens, heads, KEY_DIM]
-    of_values,  # [tokens, heads, VALUE_DIM]
-    to_end,  # [tokens, heads], or with KEY_DIM behind, times the keys
+    k,  # [tokens, heads // REPEATS, KEY_DIM]
+    of_state,  # [slots, heads, BLOCK_T, KEY_DIM]
+    of_values,  # [slots, heads, BLOCK_T, VALUE_DIM]
+    to_end,  # [slots, heads, BLOCK_T], or with KEY_DIM behind, times the keys
     whole,  # [slots, heads], or with KEY_DIM behind
     states,  # [slots, heads, KEY_DIM, VALUE_DIM]
     ssm_state,  # [pages, heads, KEY_DIM, VALUE_DIM]
@@ -65,19 +65,22 @@ def run_chunks(
     state = _channels_of(from_there, c, s_k, limit, fits).to(tl.float32)
     state_e = _channels_of(from_there, e, s_k, limit, fits).to(tl.float32)
     k += head // REPEATS * k_head
-    of_state += head * KEY_DIM
-    of_values += head * VALUE_DIM
     y += head * y_head
     slot = (start // BLOCK_T + row) * heads + head
     states += d
     for first in range(start, stop, BLOCK_T):
         # Behind the last token all inputs are zeros, which leave a state as it is.
         t = first + i
-        delta = tile_of(of_values, t, stop, heads * VALUE_DIM, d, 1, VALUE_DIM)
-        of_c = tile_of(of_state, t, stop, heads * KEY_DIM, c, 1, KEY_DIM)
-        of_e = tile_of(of_state, t, stop, heads * KEY_DIM, e, 1, KEY_DIM)
-        key = tile_of(k, t, stop, k_token, c, k_dim, KEY_DIM)
-        key_e = tile_of(k, t, stop, k_token, e, k_dim, KEY_DIM)
+        in_slots = slot * BLOCK_T
+        delta = _tokens_of(of_values + in_slots * VALUE_DIM, i, d, VALUE_DIM)
+        of_c = _tokens_of(of_state + in_slots * KEY_DIM, i, c, KEY_DIM)
+        of_e = _tokens_of(of_state + in_slots * KEY_DIM, i, e, KEY_DIM)
+        if PER_CHANNEL:
+            key = _tokens_of(to_end + in_slots * KEY_DIM, i, c, KEY_DIM)
+            key_e = _tokens_of(to_end + in_slots * KEY_DIM, i, e, KEY_DIM)
+        else:
+            key = tile_of(k, t, stop, k_token, c, k_dim, KEY_DIM)
+            key_e = tile_of(k, t, stop, k_token, e, k_dim, KEY_DIM)
         before = states + slot * KEY_DIM * VALUE_DIM
         _store_channels(before, c, VALUE_DIM, KEY_DIM, fits, state)
         _store_channels(before, e, VALUE_DIM, KEY_DIM, fits, state_e)
@@ -94,8 +97,7 @@ def run_chunks(
             decay = tl.load(whole + slot)
             state *= decay
             state_e *= decay
-            decay = tl.load(to_end + t * heads + head, mask=t < stop, other=0.0)
-            delta *= decay[:, None]
+            delta *= tl.load(to_end + in_slots + i)[:, None]
         state = add_product(tl.trans(key), delta, state, 3)
         state_e = add_product(tl.trans(key_e), delta, state_e, 3)
         slot += heads
@@ -103,6 +105,14 @@ def run_chunks(
     limit = if_so(page >= 0, KEY_DIM)
     _store_channels(to_there, c, s_k, limit, fits, state)
     _store_channels(to_there, e, s_k, limit, fits, state_e)
+
+
+@jit
+@no_type_check
+def _tokens_of(part, i, channel, SIZE: tl.constexpr):
+    """Some channels of a chunk's tokens, of which a slot has room for all."""
+    mask = (channel < SIZE)[None, :]
+    return tl.load(part + (i * SIZE)[:, None] + channel[None, :], mask=mask, other=0.0)
 
 
 @jit

@@ -24,11 +24,11 @@ def solve_chunks(
     v,  # [tokens, heads, VALUE_DIM]
     g,  # [tokens, heads], or with KEY_DIM behind
     beta,  # [tokens, heads]
-    of_state,  # [tokens, heads, KEY_DIM]
-    of_values,  # [tokens, heads, VALUE_DIM]
-    to_end,  # [tokens, heads], or with KEY_DIM behind, times the keys
+    of_state,  # [slots, heads, 2 * HALF, KEY_DIM]
+    of_values,  # [slots, heads, 2 * HALF, VALUE_DIM]
+    to_end,  # [slots, heads, 2 * HALF], or with KEY_DIM behind, times the keys
     whole,  # [slots, heads], or with KEY_DIM behind
-    seen,  # [tokens, heads, 2 * HALF], where PER_CHANNEL
+    seen,  # [slots, heads, 2 * HALF, 2 * HALF], where PER_CHANNEL
     cu_seqlens,  # [rows + 1]
     q_token,
     q_head,
@@ -57,7 +57,8 @@ def solve_chunks(
 
     What token i corrects, `delta_i = beta_i (v_i - S^T k_i)`, depends on the corrections before
     it in its chunk (arXiv 2412.06464, section 3.3). Solved for all of a chunk,
-    `delta = of_values + of_state @ S`, with S the state before the chunk.
+    `delta = of_values + of_state @ S`, with S the state before the chunk. Of tokens behind the last
+    of a row, which a chunk's slot has room for, they are zeros.
 
     The inverse of a triangular matrix is put together from those of the blocks on its diagonal,
     of 1, 2, 4, ... tokens. If keys have length 1, no number on the way is larger than 2, while
@@ -80,9 +81,9 @@ def solve_chunks(
     k += head // REPEATS * k_head
     v += head * v_head
     g += head * g_head
-    of_state += head * KEY_DIM
-    of_values += head * VALUE_DIM
     slot = (start // (2 * HALF) + row + tl.program_id(0)) * heads + head
+    of_state += slot * 2 * HALF * KEY_DIM
+    of_values += slot * 2 * HALF * VALUE_DIM
     # Of the first half, of the second, and of the second with the first.
     overlaps = tl.zeros([HALF, HALF], tl.float32)
     overlaps_u = tl.zeros([HALF, HALF], tl.float32)
@@ -109,11 +110,11 @@ def solve_chunks(
             scores_across = tl.dot(
                 query_u * late, early, scores_across, input_precision=FLOAT32_DOT
             )
-        at = ((t * heads + head) * 2 * HALF)[:, None] + i[None, :]
-        tl.store(seen + at, scores, mask=(t < stop)[:, None])
-        at = ((u * heads + head) * 2 * HALF)[:, None] + i[None, :]
-        tl.store(seen + at, scores_across, mask=(u < stop)[:, None])
-        tl.store(seen + HALF + at, scores_u, mask=(u < stop)[:, None])
+        seen += slot * 4 * HALF * HALF
+        at = (i * 2 * HALF)[:, None] + i[None, :]
+        tl.store(seen + at, scores)
+        tl.store(seen + 2 * HALF * HALF + at, scores_across)
+        tl.store(seen + 2 * HALF * HALF + HALF + at, scores_u)
     else:
         for channel in range(0, KEY_DIM, BLOCK_K):
             c = channel + tl.arange(0, BLOCK_K).to(tl.int64)
@@ -131,8 +132,9 @@ def solve_chunks(
         overlaps_u *= decay_between(logs_u, i)
         across *= tl.exp(up_to_u)[:, None] * tl.exp(behind)[None, :]
         total, total_u = tl.sum(logs, 0), tl.sum(logs_u, 0)
-        tl.store(to_end + t * heads + head, tl.exp(behind + total_u), mask=t < stop)
-        tl.store(to_end + u * heads + head, tl.exp(behind_u), mask=u < stop)
+        to_end += slot * 2 * HALF
+        tl.store(to_end + i, tl.exp(behind + total_u))
+        tl.store(to_end + HALF + i, tl.exp(behind_u))
         tl.store(whole + slot, tl.exp(total + total_u))
     inverse, inverse_u = _inverses(
         overlaps * strength[:, None], overlaps_u * strength_u[:, None], i, HALF
@@ -149,11 +151,11 @@ def solve_chunks(
         value_u = tile_of(v, u, stop, v_token, c, v_dim, VALUE_DIM)
         of_t = add_product(inverse, value, none, 3)
         of_u = add_product(inverse_u, value_u, add_product(across, value, none, 3), 3)
-        _store(of_values, of_t, t, stop, heads, c, VALUE_DIM)
-        _store(of_values, of_u, u, stop, heads, c, VALUE_DIM)
+        _store(of_values, of_t, i, c, VALUE_DIM)
+        _store(of_values, of_u, HALF + i, c, VALUE_DIM)
     # What the state answers is taken off.
     if PER_CHANNEL:
-        to_end += head * KEY_DIM
+        to_end += slot * 2 * HALF * KEY_DIM
         inverse, across, inverse_u = -inverse, -across, -inverse_u
     else:
         inverse *= -tl.exp(up_to)[None, :]
@@ -168,24 +170,24 @@ def solve_chunks(
             logs_u = tile_of(g, u, stop, g_token, c, g_dim, KEY_DIM).to(tl.float32)
             total, total_u = tl.sum(logs, 0), tl.sum(logs_u, 0)
             later = key.to(tl.float32) * tl.exp(log_behind(logs, i) + total_u[None, :])
-            _store(to_end, later, t, stop, heads, c, KEY_DIM)
+            _store(to_end, later, i, c, KEY_DIM)
             later = key_u.to(tl.float32) * tl.exp(log_behind(logs_u, i))
-            _store(to_end, later, u, stop, heads, c, KEY_DIM)
+            _store(to_end, later, HALF + i, c, KEY_DIM)
             tl.store(whole + slot * KEY_DIM + c, tl.exp(total + total_u), mask=c < KEY_DIM)
             key = key.to(tl.float32) * tl.exp(log_up_to(logs, i))
             key_u = key_u.to(tl.float32) * tl.exp(log_up_to(logs_u, i) + total[None, :])
         of_t = add_product(inverse, key, none, 3)
         of_u = add_product(inverse_u, key_u, add_product(across, key, none, 3), 3)
-        _store(of_state, of_t, t, stop, heads, c, KEY_DIM)
-        _store(of_state, of_u, u, stop, heads, c, KEY_DIM)
+        _store(of_state, of_t, i, c, KEY_DIM)
+        _store(of_state, of_u, HALF + i, c, KEY_DIM)
 
 
 @jit
 @no_type_check
-def _store(part, tile, t, stop, heads, channel, SIZE: tl.constexpr):
-    """Some channels of some tokens of a head, that `part` begins with."""
-    at = (t * heads * SIZE)[:, None] + channel[None, :]
-    tl.store(part + at, tile, mask=(t < stop)[:, None] & (channel < SIZE)[None, :])
+def _store(part, tile, i, channel, SIZE: tl.constexpr):
+    """Some channels of some tokens of a chunk."""
+    at = (i * SIZE)[:, None] + channel[None, :]
+    tl.store(part + at, tile, mask=(channel < SIZE)[None, :])
 
 
 @jit

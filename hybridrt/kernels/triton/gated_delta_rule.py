@@ -1,5 +1,7 @@
 """gated_delta_rule in Triton: states go from chunk to chunk, all else is done for all at once."""
 
+from functools import partial
+
 import torch
 import triton
 from jaxtyping import Float, Int64
@@ -56,18 +58,17 @@ def gated_delta_rule(
     if n == num_rows:
         return y
     # What needs no state comes first, for chunks of all rows at once, those that follow too; and
-    # what no state needs comes last. Where chunks have no room of their own, as what a row
-    # leaves, `start // CHUNK + row` is the first chunk's: no row ends behind where the next begins.
-    slots = len(v) // CHUNK + num_rows
-    channels = (key_dim,) if g.dim() == 3 else ()
-    of_state = v.new_empty((len(v), heads, key_dim), dtype=torch.float32)
-    of_values = v.new_empty((len(v), heads, value_dim), dtype=torch.float32)
-    to_end = v.new_empty((len(v), heads, *channels), dtype=torch.float32)
-    whole = v.new_empty((slots, heads, *channels), dtype=torch.float32)
-    seen = v.new_empty((len(v), heads, CHUNK if channels else 0), dtype=torch.float32)
+    # what no state needs comes last. A row's chunks have slots from `start // CHUNK + row` on:
+    # no row's end behind where those of the next begin.
+    slots, channels = len(v) // CHUNK + num_rows, g.shape[2:]
+    room = partial(torch.empty, dtype=torch.float32, device=v.device)
+    of_state = room(slots, heads, CHUNK, key_dim)
+    of_values = room(slots, heads, CHUNK, value_dim)
+    to_end, whole = room(slots, heads, CHUNK, *channels), room(slots, heads, *channels)
+    seen = room(slots, heads, CHUNK, CHUNK if channels else 0)
     # Queries read states with the digits that y has; float16 has no room for large ones.
     kept = torch.bfloat16 if v.dtype == torch.bfloat16 else torch.float32
-    states = v.new_empty((slots, heads, key_dim, value_dim), dtype=kept)
+    states = room(slots, heads, key_dim, value_dim, dtype=kept)
     longest = triton.cdiv(int(batch.query_lens[n:].max()), CHUNK)
     solve_chunks[(longest, heads, num_rows - n)](
         *(q, k, v, g, beta, of_state, of_values, to_end, whole, seen, batch.cu_seqlens_q),
@@ -79,15 +80,14 @@ def gated_delta_rule(
         HALF=CHUNK // 2,
         num_warps=4,
     )
-    keys = to_end if channels else k
     block_v = min(_VALUES, block_of(value_dim), max(16, _STATES // block_k))
     for first, count, _ in prefill_turns(batch):
         run_chunks[(triton.cdiv(value_dim, block_v), heads, count)](
-            *(keys, of_state, of_values, to_end, whole, states, ssm_state, y),
+            *(k, of_state, of_values, to_end, whole, states, ssm_state, y),
             *(pages, initial_pages, batch.has_initial_state, batch.cu_seqlens_q),
-            *(*keys.stride(), *ssm_state.stride(), *y.stride()),
+            *(*k.stride(), *ssm_state.stride(), *y.stride()),
             first,
-            **{**sizes, "REPEATS": 1 if channels else sizes["REPEATS"]},
+            **sizes,
             HALF_K=max(16, block_k // 2),
             BLOCK_V=block_v,
             BLOCK_T=CHUNK,
