@@ -4,7 +4,15 @@ from typing import no_type_check
 
 import triton.language as tl
 
+from hybridrt.kernels.triton.delta_decays import (
+    decay_between,
+    decay_to_middle,
+    log_behind,
+    log_up_to,
+    tile_of,
+)
 from hybridrt.kernels.triton.launch import FLOAT32_DOT, jit
+from hybridrt.kernels.triton.products import add_product
 from hybridrt.kernels.triton.states import tokens_of
 
 
@@ -13,10 +21,14 @@ from hybridrt.kernels.triton.states import tokens_of
 def solve_chunks(
     q,  # [tokens, heads // REPEATS, KEY_DIM]
     k,  # [tokens, heads // REPEATS, KEY_DIM]
+    v,  # [tokens, heads, VALUE_DIM]
     g,  # [tokens, heads], or with KEY_DIM behind
     beta,  # [tokens, heads]
-    solved,  # [tokens, heads, BLOCK_T]
-    seen,  # [tokens, heads, BLOCK_T]
+    of_state,  # [slots, heads, 2 * HALF, KEY_DIM]
+    of_values,  # [slots, heads, 2 * HALF, VALUE_DIM]
+    to_end,  # [slots, heads, 2 * HALF], or with KEY_DIM behind, times the keys
+    whole,  # [slots, heads], or with KEY_DIM behind
+    seen,  # [slots, heads, 2 * HALF, 2 * HALF], where PER_CHANNEL
     cu_seqlens,  # [rows + 1]
     q_token,
     q_head,
@@ -29,81 +41,190 @@ def solve_chunks(
     g_dim,
     b_token,
     b_head,
-    m_token,
-    m_head,
+    v_token,
+    v_head,
+    v_dim,
     first_row,
     REPEATS: tl.constexpr,
     KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
     PER_CHANNEL: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    BLOCK_T: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    HALF: tl.constexpr,
 ):
-    """Two matrices for each chunk of a head, a row of each for every token.
+    """Corrections of a chunk of a head as they depend on its values and on the state before it.
 
     What token i corrects, `delta_i = beta_i (v_i - S^T k_i)`, depends on the corrections before
-    it in its chunk (arXiv 2412.06464, section 3.3). With what the state before the chunk answers
-    taken off the values, `delta = solved @ values`, and queries read `seen @ delta` of it.
+    it in its chunk (arXiv 2412.06464, section 3.3). Solved for all of a chunk,
+    `delta = of_values + of_state @ S`, with S the state before the chunk. Of tokens behind the last
+    of a row, which a chunk's slot has room for, they are zeros.
 
     The inverse of a triangular matrix is put together from those of the blocks on its diagonal,
     of 1, 2, 4, ... tokens. If keys have length 1, no number on the way is larger than 2, while
-    powers of the matrix outgrow float32's digits where keys are alike.
+    powers of the matrix outgrow float32's digits where keys are alike. The two halves of a chunk
+    are tensors of their own, so that no product has the zeros above the diagonal.
     """
     row, head = (first_row + tl.program_id(2)).to(tl.int64), tl.program_id(1).to(tl.int64)
     start, stop = tokens_of(row, cu_seqlens, False)
-    if tl.program_id(0) * BLOCK_T >= stop - start:
+    first = start + tl.program_id(0) * 2 * HALF
+    if first >= stop:
         return
-    i = tl.arange(0, BLOCK_T)
-    t = start + tl.program_id(0) * BLOCK_T + i
-    live = t < stop
-    # Behind the last token q, k, g and beta are zeros, so nothing of a token there is seen.
-    strength = tl.load(beta + t * b_token + head * b_head, mask=live, other=0.0).to(tl.float32)
+    heads = tl.num_programs(1)
+    i = tl.arange(0, HALF)
+    t, u = first + i, first + HALF + i
+    # Behind the last token q, k, v, g and beta are zeros, so nothing of a token there is seen.
+    beta += head * b_head
+    strength = tl.load(beta + t * b_token, mask=t < stop, other=0.0).to(tl.float32)
+    strength_u = tl.load(beta + u * b_token, mask=u < stop, other=0.0).to(tl.float32)
     q += head // REPEATS * q_head
     k += head // REPEATS * k_head
+    v += head * v_head
     g += head * g_head
-    scores = tl.zeros([BLOCK_T, BLOCK_T], tl.float32)
-    overlaps = tl.zeros([BLOCK_T, BLOCK_T], tl.float32)
-    for channel in range(0, KEY_DIM, BLOCK_K):
-        in_k = channel + tl.arange(0, BLOCK_K).to(tl.int64)
-        live_k = live[:, None] & (in_k < KEY_DIM)[None, :]
-        at = (t * q_token)[:, None] + (in_k * q_dim)[None, :]
-        query = tl.load(q + at, mask=live_k, other=0.0)
-        at = (t * k_token)[:, None] + (in_k * k_dim)[None, :]
-        key = tl.load(k + at, mask=live_k, other=0.0)
+    slot = (start // (2 * HALF) + row + tl.program_id(0)) * heads + head
+    of_state += slot * 2 * HALF * KEY_DIM
+    of_values += slot * 2 * HALF * VALUE_DIM
+    # Of the first half, of the second, and of the second with the first.
+    overlaps = tl.zeros([HALF, HALF], tl.float32)
+    overlaps_u = tl.zeros([HALF, HALF], tl.float32)
+    across = tl.zeros([HALF, HALF], tl.float32)
+    if PER_CHANNEL:
+        scores = tl.zeros([HALF, HALF], tl.float32)
+        scores_u = tl.zeros([HALF, HALF], tl.float32)
+        scores_across = tl.zeros([HALF, HALF], tl.float32)
+        for channel in range(0, KEY_DIM, BLOCK_K):
+            c = channel + tl.arange(0, BLOCK_K).to(tl.int64)
+            query = tile_of(q, t, stop, q_token, c, q_dim, KEY_DIM).to(tl.float32)
+            query_u = tile_of(q, u, stop, q_token, c, q_dim, KEY_DIM).to(tl.float32)
+            key = tile_of(k, t, stop, k_token, c, k_dim, KEY_DIM).to(tl.float32)
+            key_u = tile_of(k, u, stop, k_token, c, k_dim, KEY_DIM).to(tl.float32)
+            logs = tile_of(g, t, stop, g_token, c, g_dim, KEY_DIM).to(tl.float32)
+            logs_u = tile_of(g, u, stop, g_token, c, g_dim, KEY_DIM).to(tl.float32)
+            scores, overlaps = _add_by_halves(query, key, logs, scores, overlaps, i, HALF)
+            scores_u, overlaps_u = _add_by_halves(
+                query_u, key_u, logs_u, scores_u, overlaps_u, i, HALF
+            )
+            early = tl.trans(key * tl.exp(log_behind(logs, i)))
+            late = tl.exp(log_up_to(logs_u, i))
+            across = tl.dot(key_u * late, early, across, input_precision=FLOAT32_DOT)
+            scores_across = tl.dot(
+                query_u * late, early, scores_across, input_precision=FLOAT32_DOT
+            )
+        seen += slot * 4 * HALF * HALF
+        at = (i * 2 * HALF)[:, None] + i[None, :]
+        tl.store(seen + at, scores)
+        tl.store(seen + 2 * HALF * HALF + at, scores_across)
+        tl.store(seen + 2 * HALF * HALF + HALF + at, scores_u)
+    else:
+        for channel in range(0, KEY_DIM, BLOCK_K):
+            c = channel + tl.arange(0, BLOCK_K).to(tl.int64)
+            key = tile_of(k, t, stop, k_token, c, k_dim, KEY_DIM)
+            key_u = tile_of(k, u, stop, k_token, c, k_dim, KEY_DIM)
+            early = tl.trans(key)
+            overlaps = add_product(key, early, overlaps, 3)
+            across = add_product(key_u, early, across, 3)
+            overlaps_u = add_product(key_u, tl.trans(key_u), overlaps_u, 3)
+        logs = tl.load(g + t * g_token, mask=t < stop, other=0.0).to(tl.float32)
+        logs_u = tl.load(g + u * g_token, mask=u < stop, other=0.0).to(tl.float32)
+        up_to, up_to_u = log_up_to(logs, i), log_up_to(logs_u, i)
+        behind, behind_u = log_behind(logs, i), log_behind(logs_u, i)
+        overlaps *= decay_between(logs, i)
+        overlaps_u *= decay_between(logs_u, i)
+        across *= tl.exp(up_to_u)[:, None] * tl.exp(behind)[None, :]
+        total, total_u = tl.sum(logs, 0), tl.sum(logs_u, 0)
+        to_end += slot * 2 * HALF
+        tl.store(to_end + i, tl.exp(behind + total_u))
+        tl.store(to_end + HALF + i, tl.exp(behind_u))
+        tl.store(whole + slot, tl.exp(total + total_u))
+    inverse, inverse_u = _inverses(
+        overlaps * strength[:, None], overlaps_u * strength_u[:, None], i, HALF
+    )
+    across = tl.dot(inverse_u, across * strength_u[:, None], input_precision=FLOAT32_DOT)
+    across = -tl.dot(across, inverse, input_precision=FLOAT32_DOT)
+    inverse *= strength[None, :]
+    across *= strength[None, :]
+    inverse_u *= strength_u[None, :]
+    none = tl.zeros([HALF, BLOCK_D], tl.float32)
+    for channel in range(0, VALUE_DIM, BLOCK_D):
+        c = channel + tl.arange(0, BLOCK_D).to(tl.int64)
+        value = tile_of(v, t, stop, v_token, c, v_dim, VALUE_DIM)
+        value_u = tile_of(v, u, stop, v_token, c, v_dim, VALUE_DIM)
+        of_t = add_product(inverse, value, none, 3)
+        of_u = add_product(inverse_u, value_u, add_product(across, value, none, 3), 3)
+        _store(of_values, of_t, i, c, VALUE_DIM)
+        _store(of_values, of_u, HALF + i, c, VALUE_DIM)
+    # What the state answers is taken off.
+    if PER_CHANNEL:
+        to_end += slot * 2 * HALF * KEY_DIM
+        inverse, across, inverse_u = -inverse, -across, -inverse_u
+    else:
+        inverse *= -tl.exp(up_to)[None, :]
+        across *= -tl.exp(up_to)[None, :]
+        inverse_u *= -tl.exp(total + up_to_u)[None, :]
+    for channel in range(0, KEY_DIM, BLOCK_D):
+        c = channel + tl.arange(0, BLOCK_D).to(tl.int64)
+        key = tile_of(k, t, stop, k_token, c, k_dim, KEY_DIM)
+        key_u = tile_of(k, u, stop, k_token, c, k_dim, KEY_DIM)
         if PER_CHANNEL:
-            at = (t * g_token)[:, None] + (in_k * g_dim)[None, :]
-            logs = tl.load(g + at, mask=live_k, other=0.0).to(tl.float32)
-            query, key = query.to(tl.float32), key.to(tl.float32)
-            of_itself = tl.sum(query * key, 1)
-            scores += tl.where(i[:, None] == i[None, :], of_itself[:, None], 0.0)
-            half = 1
-            while half < BLOCK_T:
-                is_late = (i // half) % 2 == 1
-                decay = _decay_to_middle(logs, is_late, i, half)
-                early = tl.trans(key * decay)
-                answer = tl.dot(query * decay, early, input_precision=FLOAT32_DOT)
-                overlap = tl.dot(key * decay, early, input_precision=FLOAT32_DOT)
-                scores += tl.where(_joins(i, half), answer, 0.0)
-                overlaps += tl.where(_joins(i, half), overlap, 0.0)
-                half *= 2
-        else:
-            scores = tl.dot(query, tl.trans(key), scores, input_precision=FLOAT32_DOT)
-            overlaps = tl.dot(key, tl.trans(key), overlaps, input_precision=FLOAT32_DOT)
-    if not PER_CHANNEL:
-        logs = tl.load(g + t * g_token, mask=live, other=0.0).to(tl.float32)
-        decay = _decay_between(logs, i)
-        scores *= decay
-        overlaps *= decay
-    overlaps *= strength[:, None]
-    inverse = tl.where(i[:, None] == i[None, :], 1.0, 0.0)
+            logs = tile_of(g, t, stop, g_token, c, g_dim, KEY_DIM).to(tl.float32)
+            logs_u = tile_of(g, u, stop, g_token, c, g_dim, KEY_DIM).to(tl.float32)
+            total, total_u = tl.sum(logs, 0), tl.sum(logs_u, 0)
+            later = key.to(tl.float32) * tl.exp(log_behind(logs, i) + total_u[None, :])
+            _store(to_end, later, i, c, KEY_DIM)
+            later = key_u.to(tl.float32) * tl.exp(log_behind(logs_u, i))
+            _store(to_end, later, HALF + i, c, KEY_DIM)
+            tl.store(whole + slot * KEY_DIM + c, tl.exp(total + total_u), mask=c < KEY_DIM)
+            key = key.to(tl.float32) * tl.exp(log_up_to(logs, i))
+            key_u = key_u.to(tl.float32) * tl.exp(log_up_to(logs_u, i) + total[None, :])
+        of_t = add_product(inverse, key, none, 3)
+        of_u = add_product(inverse_u, key_u, add_product(across, key, none, 3), 3)
+        _store(of_state, of_t, i, c, KEY_DIM)
+        _store(of_state, of_u, HALF + i, c, KEY_DIM)
+
+
+@jit
+@no_type_check
+def _store(part, tile, i, channel, SIZE: tl.constexpr):
+    """Some channels of some tokens of a chunk."""
+    at = (i * SIZE)[:, None] + channel[None, :]
+    tl.store(part + at, tile, mask=(channel < SIZE)[None, :])
+
+
+@jit
+@no_type_check
+def _add_by_halves(query, key, logs, scores, overlaps, i, BLOCK_T: tl.constexpr):
+    """Answers to queries and to keys, with a decay for each channel; see `decay_to_middle`."""
+    of_itself = tl.sum(query * key, 1)
+    scores += tl.where(i[:, None] == i[None, :], of_itself[:, None], 0.0)
     half = 1
     while half < BLOCK_T:
-        between = tl.where(_joins(i, half), overlaps, 0.0)
-        between = tl.dot(inverse, between, input_precision=FLOAT32_DOT)
-        inverse -= tl.dot(between, inverse, input_precision=FLOAT32_DOT)
+        is_late = (i // half) % 2 == 1
+        decay = decay_to_middle(logs, is_late, i, half)
+        early = tl.trans(key * decay)
+        answer = tl.dot(query * decay, early, input_precision=FLOAT32_DOT)
+        overlap = tl.dot(key * decay, early, input_precision=FLOAT32_DOT)
+        scores += tl.where(_joins(i, half), answer, 0.0)
+        overlaps += tl.where(_joins(i, half), overlap, 0.0)
         half *= 2
-    at = (t * m_token + head * m_head)[:, None] + i[None, :]
-    tl.store(solved + at, inverse * strength[None, :], mask=live[:, None])
-    tl.store(seen + at, scores, mask=live[:, None])
+    return scores, overlaps
+
+
+@jit
+@no_type_check
+def _inverses(a, b, i, BLOCK_T: tl.constexpr):
+    """Of two triangular matrices with ones on the diagonal, of which only what is below counts."""
+    joins = _joins(i, 1)
+    one = tl.where(i[:, None] == i[None, :], 1.0, 0.0)
+    inverse_a, inverse_b = one - tl.where(joins, a, 0.0), one - tl.where(joins, b, 0.0)
+    half = 2
+    while half < BLOCK_T:
+        joins = _joins(i, half)
+        of_a = tl.dot(inverse_a, tl.where(joins, a, 0.0), input_precision=FLOAT32_DOT)
+        of_b = tl.dot(inverse_b, tl.where(joins, b, 0.0), input_precision=FLOAT32_DOT)
+        inverse_a -= tl.dot(of_a, inverse_a, input_precision=FLOAT32_DOT)
+        inverse_b -= tl.dot(of_b, inverse_b, input_precision=FLOAT32_DOT)
+        half *= 2
+    return inverse_a, inverse_b
 
 
 @jit
@@ -113,34 +234,3 @@ def _joins(i, half):
     is_late = (i // half) % 2 == 1
     is_pair = i[:, None] // (2 * half) == i[None, :] // (2 * half)
     return is_pair & is_late[:, None] & (is_late[None, :] == 0)
-
-
-@jit
-@no_type_check
-def _decay_between(logs, i):
-    """From behind token j up to token i, `[i, j]`; 0 for j > i.
-
-    In float64, and kept with its rounding: a token that forgets everything takes a sum to
-    -1,000 and beyond, where float32 has no digits left for the small differences between the
-    tokens behind it.
-    """
-    exact = tl.cumsum(logs.to(tl.float64), 0)
-    sums = exact.to(tl.float32)
-    rest = (exact - sums.to(tl.float64)).to(tl.float32)
-    between = (sums[:, None] - sums[None, :]) + (rest[:, None] - rest[None, :])
-    return tl.where(i[:, None] >= i[None, :], tl.exp(tl.minimum(between, 0.0)), 0.0)
-
-
-@jit
-@no_type_check
-def _decay_to_middle(logs, is_late, i, half):
-    """Of each channel: to the middle of a token's pair of blocks, or from there to the token.
-
-    No product of two matrices has a decay for each channel, but from a token of the first block
-    to one of the second it splits at the middle, into parts that are at most 1. Sums begin at
-    the middle, so they need no digits for what is forgotten elsewhere.
-    """
-    is_same = i[:, None] // half == i[None, :] // half
-    is_between = tl.where(is_late[:, None], i[None, :] <= i[:, None], i[None, :] > i[:, None])
-    among = tl.where(is_same & is_between, 1.0, 0.0)
-    return tl.exp(tl.dot(among, logs, input_precision=FLOAT32_DOT))

@@ -1,4 +1,6 @@
-"""gated_delta_rule in Triton: chunks are solved all at once, then a row goes through its own."""
+"""gated_delta_rule in Triton: states go from chunk to chunk, all else is done for all at once."""
+
+from functools import partial
 
 import torch
 import triton
@@ -6,17 +8,18 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from hybridrt.batch import Rows
+from hybridrt.kernels.triton.delta_answers import answer_chunks
 from hybridrt.kernels.triton.delta_chunks import run_chunks
 from hybridrt.kernels.triton.delta_solve import solve_chunks
 from hybridrt.kernels.triton.delta_step import run_step
 from hybridrt.kernels.triton.launch import block_of
 from hybridrt.kernels.triton.states import prefill_turns
 
-# As long for every row, so that a row gives the same bits in any company. Products of float32
-# take three parts of each side in registers: larger tiles would not fit.
-CHUNK = 32
+# As long for every row, so that a row gives the same bits in any company.
+CHUNK = 64
 _VALUES, _STATES = 32, 4096  # value channels of a program at most, and numbers of a state
-_WARPS = 8  # at most: each has 16 key channels of a chunk, or more of wide keys
+_ANSWERS = 128  # value channels of a program that has no state
+_CHANNELS = 64  # of a product that goes through them
 
 
 def gated_delta_rule(
@@ -37,6 +40,7 @@ def gated_delta_rule(
     sizes = {
         "REPEATS": heads // k.shape[1],
         "KEY_DIM": key_dim,
+        "VALUE_DIM": value_dim,
         "PER_CHANNEL": g.dim() == 3,
     }
     block_k = block_of(key_dim)
@@ -48,39 +52,58 @@ def gated_delta_rule(
             *(q, k, g, beta, v, ssm_state, y, pages),
             *(*read_strides, *beta.stride(), *value_strides),
             **sizes,
-            VALUE_DIM=value_dim,
             BLOCK_K=block_k,
             BLOCK_V=_VALUES,
         )
     if n == num_rows:
         return y
-    # What needs no state comes first, for chunks of all rows at once, those that follow too.
-    solved, seen = v.new_empty((2, len(v), heads, CHUNK), dtype=torch.float32)
+    # What needs no state comes first, for chunks of all rows at once, those that follow too; and
+    # what no state needs comes last. A row's chunks have slots from `start // CHUNK + row` on:
+    # no row's end behind where those of the next begin.
+    slots, channels = len(v) // CHUNK + num_rows, g.shape[2:]
+    room = partial(torch.empty, dtype=torch.float32, device=v.device)
+    of_state = room(slots, heads, CHUNK, key_dim)
+    of_values = room(slots, heads, CHUNK, value_dim)
+    to_end, whole = room(slots, heads, CHUNK, *channels), room(slots, heads, *channels)
+    seen = room(slots, heads, CHUNK, CHUNK if channels else 0)
+    # Queries read states with the digits that y has; float16 has no room for large ones.
+    kept = torch.bfloat16 if v.dtype == torch.bfloat16 else torch.float32
+    states = room(slots, heads, key_dim, value_dim, dtype=kept)
     longest = triton.cdiv(int(batch.query_lens[n:].max()), CHUNK)
     solve_chunks[(longest, heads, num_rows - n)](
-        *(q, k, g, beta, solved, seen, batch.cu_seqlens_q),
-        *(*read_strides, *beta.stride(), *solved.stride()[:2]),
+        *(q, k, v, g, beta, of_state, of_values, to_end, whole, seen, batch.cu_seqlens_q),
+        *(*read_strides, *beta.stride(), *v.stride()),
         n,
         **sizes,
-        BLOCK_K=16,
-        BLOCK_T=CHUNK,
-        num_warps=2,  # a product's sides of 32 are no work for more
+        BLOCK_K=16 if channels else min(_CHANNELS, block_k),
+        BLOCK_D=_CHANNELS,
+        HALF=CHUNK // 2,
+        num_warps=4,
     )
     block_v = min(_VALUES, block_of(value_dim), max(16, _STATES // block_k))
-    parts = min(_WARPS, block_k // 16)
     for first, count, _ in prefill_turns(batch):
         run_chunks[(triton.cdiv(value_dim, block_v), heads, count)](
-            *(q, k, g, solved, seen, v, ssm_state, y),
+            *(k, of_state, of_values, to_end, whole, states, ssm_state, y),
             *(pages, initial_pages, batch.has_initial_state, batch.cu_seqlens_q),
-            *(*read_strides, *solved.stride()[:2], *value_strides),
+            *(*k.stride(), *ssm_state.stride(), *y.stride()),
             first,
             **sizes,
-            VALUE_DIM=value_dim,
-            PARTS=parts,
-            BLOCK_K=block_k // parts,
+            HALF_K=max(16, block_k // 2),
             BLOCK_V=block_v,
             BLOCK_T=CHUNK,
-            num_warps=parts,
-            num_stages=2,
+            num_warps=4,
+            num_stages=2 if block_k <= 128 else 1,
         )
+    block_v = min(_ANSWERS, block_of(value_dim))
+    answer_chunks[(longest * triton.cdiv(value_dim, block_v), heads, num_rows - n)](
+        *(q, k, g, states, seen, y, batch.cu_seqlens_q),
+        *(*read_strides, *y.stride()),
+        n,
+        **sizes,
+        BLOCK_K=min(_CHANNELS, block_k),
+        BLOCK_V=block_v,
+        BLOCK_T=CHUNK,
+        num_warps=4,
+        num_stages=2,
+    )
     return y

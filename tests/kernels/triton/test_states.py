@@ -104,6 +104,14 @@ def test_delta_rule_of_a_row_longer_than_a_chunk(place: Place, sizes: delta.Size
     delta._check(LENGTHS[2], place[1], (place[0], "triton"), sizes)
 
 
+@pytest.mark.parametrize("per_channel", [False, True], ids=["per head", "per channel"])
+def test_delta_rule_of_rows_of_about_a_chunk(place: Place, per_channel: bool) -> None:
+    """Slots of chunks lie close together here. Channels are more than one product takes."""
+    sizes = delta.Sizes(1, 1, key_dim=72, value_dim=130, decay_per_channel=per_channel)
+    lengths = Ragged(((2, 1), (0, 64), (3, 65), (0, 1), (0, 63)), 1)
+    delta._check(lengths, place[1], (place[0], "triton"), sizes)
+
+
 @bounded(4)
 @given(lengths=ragged(longest=20, most_rows=2), width=st.integers(1, 7), seed=st.integers(0, 2**16))
 def test_ragged_batches(place: Place, lengths: Ragged, width: int, seed: int) -> None:
@@ -158,7 +166,7 @@ def test_rows_that_follow_are_steps_of_their_own_bit_for_bit(place: Place, name:
 
 @pytest.mark.parametrize("name", ["ssd", "gated_delta_rule", "KDA"])
 def test_a_row_longer_than_a_chunk_and_one_that_follows(place: Place, name: str) -> None:
-    company = Company(0, (Chain("own", (40, 33)),))
+    company = Company(0, (Chain("own", (70, 33)),))
     following._check(following.KERNELS[name], (place[0], "triton"), company, place[1])
 
 
