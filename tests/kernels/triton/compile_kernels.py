@@ -18,15 +18,15 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from hybridrt.batch import Rows, TokenPages
-from hybridrt.kernels.reference.gates import Gating
 from hybridrt.kernels.moe import UNSORTED_TOKENS
+from hybridrt.kernels.reference.gates import Gating
 from hybridrt.kernels.reference.route import Routing
 from hybridrt.kernels.triton import combine
 from hybridrt.kernels.triton import few_experts as few
 from hybridrt.kernels.triton.causal_conv1d import causal_conv1d
-from hybridrt.kernels.triton.gated import add_gated, gated, gated_by, relu2, sigmoid_gated
 from hybridrt.kernels.triton.delta_inputs import delta_inputs
 from hybridrt.kernels.triton.few_experts import few_experts
+from hybridrt.kernels.triton.gated import add_gated, gated, gated_by, relu2, sigmoid_gated
 from hybridrt.kernels.triton.gated_delta_rule import gated_delta_rule
 from hybridrt.kernels.triton.gated_rms_norm import gated_rms_norm
 from hybridrt.kernels.triton.kda_inputs import kda_inputs
@@ -42,9 +42,8 @@ from hybridrt.kernels.triton.scan_inputs import scan_inputs
 from hybridrt.kernels.triton.selective_scan import selective_scan
 from hybridrt.kernels.triton.spread_rows import spread_rows
 from hybridrt.kernels.triton.ssd import ssd
-from hybridrt.kernels.triton.write_pages import write_each, write_pages
 from hybridrt.kernels.triton.weighted_sum import weighted_sum
-from hybridrt.kernels.triton.write_pages import write_pages
+from hybridrt.kernels.triton.write_pages import write_each, write_pages
 
 H100 = GPUTarget("cuda", 90, 32)
 SHARED_MEMORY = 227 * 1024  # bytes that a program may have there

@@ -13,8 +13,8 @@ import pytest
 
 CASES = (
     *("write_pages", "attention, int8", "latents", "convolution", "scan", "ssd"),
-    *("delta rule", "delta rule, a decay a channel", "norms", "sample"),
-    *("experts, few", "experts, many", "experts, spread", "route"),
+    *("delta rule", "delta rule, a decay a channel", "norms", "gated norms", "gates", "rotations"),
+    *("inputs", "one row", "experts, few", "experts, many", "experts, spread", "route", "sample"),
 )
 """One of each kernel, or of each of its forms. The script does more, in a minute or two."""
 
