@@ -65,8 +65,8 @@ def test_gated_rms_norm(place: Place, rows: Row, size: int, groups: int, gate: A
         if len(z) == 0:
             continue
         assert_right(out, lambda *given, rest=rest: _norm(*given, *rest), x, z, weight)
-        packed = (part.contiguous() for part in (x, z, weight))
-        assert torch.equal(out, gated_rms_norm(*packed, *rest))
+        packed = gated_rms_norm(x.contiguous(), z.contiguous(), weight.contiguous(), *rest)
+        assert torch.equal(out, packed)
 
 
 def _norm(x: Tensor, z: Tensor, weight: Tensor, eps: float, groups: int, *how: Any) -> Tensor:
@@ -152,7 +152,7 @@ def test_delta_inputs(place: Place, tokens: int, key_heads: int, shared: int, ke
     gates += [_normal(heads, seed=seed, place=place, dtype=torch.float32) for seed in (3, 4)]
     for spread, scale in ((1e-3, 1.0), (30.0, 2.0)):
         qk = _normal(tokens, 2 * key_heads * key_dim, seed=0, place=place, spread=spread)
-        given = (qk, *gates, key_heads, scale)
+        given: Any = (qk, *gates, key_heads, scale)
         found = delta_inputs(*given)
         assert found[0].shape == found[1].shape == (tokens, key_heads, key_dim)
         _assert_near(found, _in_double(delta_reference.delta_inputs), *given)
@@ -172,7 +172,7 @@ def test_kda_inputs(place: Place, tokens: int, heads: int, dim: int, bound: floa
     ]
     for spread in (1e-3, 30.0):
         q = _normal(tokens, heads * dim, seed=0, place=place, spread=spread)
-        given = (q, k, f, b, *learned, bound)
+        given: Any = (q, k, f, b, *learned, bound)
         found = kda_inputs(*given)
         assert found[0].shape == found[1].shape == found[2].shape == (tokens, heads, dim)
         _assert_near(found, _in_double(kda_reference.kda_inputs), *given)

@@ -44,7 +44,7 @@ def _put_in(put_in: Any, place: Place) -> None:
 
 
 @pytest.mark.parametrize("activated", [True, False])
-@pytest.mark.parametrize(("channels", "width"), [(16, 4), *conv.SIZES])
+@pytest.mark.parametrize(("channels", "width"), [(16, 4), (5, 19), *conv.SIZES])
 def test_convolution(place: Place, channels: int, width: int, activated: bool) -> None:
     how = (channels, width, not activated, 0, activated)
     conv._check(FEW, place[1], place[0], "triton", *how)
