@@ -25,6 +25,8 @@ def grouped_experts(
     limit: float = inf,
 ) -> Float[Tensor, "tokens hidden"]:
     """See `hybridrt.kernels.moe.stacked_moe_experts`; what `can_group` says is taken."""
+    if len(x) == 0:
+        return x.new_zeros(x.shape)
     spread = spread_rows(x, expert_ids, len(gate_up))
     inner = Inner(gate_up_bias, down_bias, gating, alpha, limit)
     out = multiply_groups(spread.rows, gate_up, down, inner, spread.expert_ids, spread.ends)
