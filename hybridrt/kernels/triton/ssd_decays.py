@@ -87,9 +87,7 @@ def chunk_of(start, row, num_decodes, CHUNK: tl.constexpr):
 
 @jit
 @no_type_check
-def _find(
-    chunk, cu_seqlens, num_decodes, num_prefills, CHUNK: tl.constexpr, BLOCK_R: tl.constexpr
-):
+def _find(chunk, cu_seqlens, num_decodes, num_prefills, CHUNK: tl.constexpr, BLOCK_R: tl.constexpr):
     """A chunk's row, and its first token, counted from the row's."""
     before, chunk_before = 0, 0
     for first in range(0, num_prefills, BLOCK_R):
