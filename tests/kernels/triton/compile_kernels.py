@@ -192,6 +192,8 @@ CASES: dict[str, Callable[[], None]] = {
     "convolution": _convolution,
     "scan": _scan,
     "ssd": lambda: _dual(128, BF16),
+    "ssd, many states": lambda: _dual(256, BF16),
+    "ssd, float16": lambda: _dual(128, torch.float16),
     "ssd, float32": lambda: _dual(256, torch.float32),
     "delta rule": lambda: _delta(BF16, 128),
     "delta rule, a decay a channel": lambda: _delta(BF16, 128, 128),
