@@ -114,7 +114,7 @@ def join_chunks(
     added = tl.load(states, mask=i < if_so(count > 0, HEAD_DIM * SIZE), other=0.0)
     decay = tl.load(decays, mask=count > 0, other=0.0)
     for chunk in range(0, count):
-        following = states + heads.to(tl.int64) * (HEAD_DIM * SIZE)
+        following = states + heads * (HEAD_DIM * SIZE)
         decays += heads
         has_next = chunk + 1 < count
         limit = if_so(has_next, HEAD_DIM * SIZE)
