@@ -51,23 +51,25 @@ def add_chunks(
     B += head // REPEATS * B_group
     of_tokens += (chunk * heads + head) * (4 * CHUNK)
     h = tl.zeros([BLOCK_P, BLOCK_N], tl.float32)
-    # A number for each channel, though they are all alike: what Triton loads ahead are vectors.
-    whole, end = tl.zeros([BLOCK_P], tl.float32), tl.full([BLOCK_P], BLOCK_T - 1, tl.int32)
+    whole = tl.full([], 0.0, tl.float32)
+    log_at = of_tokens + LOG * CHUNK + BLOCK_T - 1
+    log = tl.load(log_at)
     for block in range(first, stop, BLOCK_T):
         t = block + i
         live = t < stop
-        weight = tl.load(of_tokens + WEIGHT * CHUNK + i)
+        weight = tl.load(of_tokens + WEIGHT * CHUNK + (block - first) + i)
         at = x + (p * x_dim)[:, None] + (t * x_token)[None, :]
         u = tl.load(at, mask=fits_p[:, None] & live[None, :], other=0.0).to(tl.float32)
         at = B + (t * B_token)[:, None] + (n * B_n)[None, :]
         b = tl.load(at, mask=live[:, None] & fits_n[None, :], other=0.0)
-        log = tl.load(of_tokens + LOG * CHUNK + end)
         whole += log
-        h = h * tl.exp2(log)[:, None]
+        h = h * tl.exp2(log)
+        # The next block's, a round ahead of its use.
+        log_at += BLOCK_T
+        log = tl.load(log_at, mask=block + BLOCK_T < stop, other=0.0)
         h = add_split_product(h, u * weight[None, :], b, PARTS)
-        of_tokens += BLOCK_T
     at = chunk * heads + head
-    tl.store(decays + at + p * 0, tl.exp2(whole), mask=p == 0)
+    tl.store(decays + at, tl.exp2(whole))
     at = states + at * (HEAD_DIM * SIZE) + (p * SIZE)[:, None] + n[None, :]
     tl.store(at, h, mask=fits_p[:, None] & fits_n[None, :])
 
@@ -112,7 +114,7 @@ def join_chunks(
     added = tl.load(states, mask=i < if_so(count > 0, HEAD_DIM * SIZE), other=0.0)
     decay = tl.load(decays, mask=count > 0, other=0.0)
     for chunk in range(0, count):
-        following = states + heads.to(tl.int64) * (HEAD_DIM * SIZE)
+        following = states + heads * (HEAD_DIM * SIZE)
         decays += heads
         has_next = chunk + 1 < count
         limit = if_so(has_next, HEAD_DIM * SIZE)

@@ -153,11 +153,11 @@ def _scan() -> None:
     selective_scan(of(203, 8192), dt, A, B, C, A[:, 0], state, *pages, batch)
 
 
-def _dual(size: int, dtype: torch.dtype) -> None:
+def _dual(size: int, dtype: torch.dtype, heads: int = 64) -> None:
     batch, *pages = rows(3, 200)
-    A, dt = of(64, dtype=torch.float32), of(203, 64, dtype=torch.float32)
-    x, B = of(203, 64, 64, dtype=dtype), of(203, 8, size, dtype=dtype)
-    state = of(9, 64, 64, size, dtype=torch.float32)
+    A, dt = of(heads, dtype=torch.float32), of(203, heads, dtype=torch.float32)
+    x, B = of(203, heads, 64, dtype=dtype), of(203, max(1, heads // 8), size, dtype=dtype)
+    state = of(9, heads, 64, size, dtype=torch.float32)
     ssd(x, dt, A, B, B, A, state, *pages, batch, 256)
 
 
@@ -291,6 +291,9 @@ CASES: dict[str, Callable[[], None]] = {
     "convolution": _convolution,
     "scan": _scan,
     "ssd": lambda: _dual(128, BF16),
+    "ssd, a head": lambda: _dual(128, BF16, heads=1),
+    "ssd, many states": lambda: _dual(256, BF16),
+    "ssd, float16": lambda: _dual(128, torch.float16),
     "ssd, float32": lambda: _dual(256, torch.float32),
     "delta rule": lambda: _delta(BF16, 128),
     "delta rule, a decay a channel": lambda: _delta(BF16, 128, 128),

@@ -80,6 +80,81 @@ def test_ssd_of_odd_sizes(place: Place, sizes: dual.Sizes) -> None:
     dual._check(FEW, place[1], (place[0], "triton"), sizes)
 
 
+AT_ENDS = Ragged(
+    tuple((i % 2 * 3, length) for i, length in enumerate((32, 63, 64, 65, 127, 128, 129, 1, 31))), 0
+)
+MANY = Ragged((*((2, 1),) * 2, *((i % 3, 1 + i % 2) for i in range(70)), (0, 66)), 2)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "chunk_size"),
+    [(AT_ENDS, 64), (AT_ENDS, 128), (MANY, 64)],
+    ids=["at ends", "at ends of blocks", "many rows"],
+)
+def test_ssd_of_rows_that_end_about_where_chunks_do(
+    place: Place, lengths: Ragged, chunk_size: int
+) -> None:
+    sizes = dual.Sizes(1, 1, head_dim=16, state_size=16, chunk_size=chunk_size)
+    dual._check(lengths, place[1], (place[0], "triton"), sizes)
+
+
+def test_ssd_of_many_channels_and_states(place: Place) -> None:
+    sizes = dual.Sizes(2, 1, head_dim=72, state_size=136, chunk_size=256)
+    dual._check(Ragged(((0, 300), (2, 5)), 0), place[1], (place[0], "triton"), sizes)
+
+
+ONE = dual.Sizes(heads=1, groups=1)
+OWN = dual._inputs([], 150, torch.float32, ONE, 7)
+
+
+def _ssd_of_a_row(place: Place, before: int, behind: int, wide: bool) -> tuple[Tensor, Tensor]:
+    """y and last state of a row of 150 tokens, the same in any company; in wider rows or not."""
+    lengths = [*[(0, 1 + i % 2) for i in range(before)], (3, 150), *((2, 40),) * behind]
+    start = sum(queries for _, queries in lengths[:before])
+    rows = [Row(context, queries, page=i) for i, (context, queries) in enumerate(lengths)]
+    tokens = sum(row.queries for row in rows)
+    inputs = dual._inputs(rows, tokens, place[1], ONE, seed=0)
+    for i in (0, 1, 3, 4):  # those of tokens
+        inputs[i][start : start + 150] = OWN[i]
+    x, dt, _, B, C, _, state = (part.to(place[0]) for part in inputs)
+    A, D = OWN[2].to(place[0]), OWN[5].to(place[0])
+    state[before] = torch.linspace(-1, 1, state[0].numel()).view(state[0].shape)
+    if wide:
+        x, B, C = torch.cat([p.flatten(1) for p in (x, B, C)], 1).split(16, 1)
+        x, B, C = (part[:, None] for part in (x, B, C))
+        state = state.transpose(2, 3).contiguous().transpose(2, 3)
+    batch = make_batch(rows, num_decodes=0, device=place[0])
+    y = dual._scan([x, dt, A, B, C, D, state], batch, 64, "triton")
+    return y[start : start + 150], state[before]
+
+
+@pytest.mark.parametrize(
+    ("before", "behind", "wide"), [(0, 0, True), (2, 1, False), (3, 0, True), (66, 0, False)]
+)
+def test_ssd_gives_a_row_the_same_bits_in_any_company_and_with_any_strides(
+    place: Place, before: int, behind: int, wide: bool
+) -> None:
+    alone, among = (_ssd_of_a_row(place, *how) for how in ((0, 0, False), (before, behind, wide)))
+    assert all(torch.equal(*pair) for pair in zip(alone, among, strict=True))
+
+
+def test_ssd_of_blocks_that_forget_everything(place: Place) -> None:
+    """In the midst of blocks, over whole ones, and of none; some tokens leave no trace."""
+    rows = [Row(0, 200, page=0)]
+    inputs = dual._inputs(rows, 200, torch.float32, dual.PLAIN, seed=0)
+    t = torch.arange(200)[:, None]
+    forgets = (t % 40 < 3) | ((t >= 64) & (t < 128))
+    inputs[1] = torch.where(forgets, 30.0, torch.where(t % 7 == 0, 0.0, 0.01)).expand(200, 4)
+    inputs[0] = torch.where(forgets[..., None], 1e-3, 1.0) * inputs[0]
+    inputs[2] = torch.full((4,), -16.0)
+    batch = make_batch(rows, num_decodes=0, device=place[0])
+    on_device = [part.to(place[0], copy=True) for part in inputs]
+    y = dual._scan(on_device, batch, 256, "triton")
+    exact_y, exact_states = dual._recurrence(rows, *(part.double() for part in inputs))
+    dual.assert_close(y, exact_y)
+    dual.assert_close(on_device[-1][:1], exact_states)
+
+
 @pytest.mark.parametrize("sizes", [delta.PLAIN, delta.PER_CHANNEL, *delta.ODD], ids=str)
 def test_delta_rule(place: Place, sizes: delta.Sizes) -> None:
     if place == ("cpu", torch.float16) and sizes.heads > 1:
@@ -168,6 +243,11 @@ def test_rows_that_follow_are_steps_of_their_own_bit_for_bit(place: Place, name:
 def test_a_row_longer_than_a_chunk_and_one_that_follows(place: Place, name: str) -> None:
     company = Company(0, (Chain("own", (70, 33)),))
     following._check(following.KERNELS[name], (place[0], "triton"), company, place[1])
+
+
+def test_ssd_of_rows_that_follow_at_ends_of_chunks(place: Place) -> None:
+    company = Company(2, (Chain("own", (32, 64, 1, 65)), Chain(None, (63, 2)), Chain(0, (128,))))
+    following._check(following.KERNELS["ssd"], (place[0], "triton"), company, place[1])
 
 
 def _runs(device: str) -> dict[str, Callable[[Tensor], Tensor]]:
