@@ -19,7 +19,7 @@ from hybridrt.kernels.triton.states import prefill_turns
 CHUNK = 64
 _VALUES, _STATES = 32, 4096  # value channels of a program at most, and numbers of a state
 _ANSWERS = 128  # value channels of a program that has no state
-_CHANNELS = 64  # of a product that goes through them
+_CHANNELS, _SOLVED = 64, 32  # of a product that goes through them, as registers have room
 
 
 def gated_delta_rule(
@@ -75,8 +75,8 @@ def gated_delta_rule(
         *(*read_strides, *beta.stride(), *v.stride()),
         n,
         **sizes,
-        BLOCK_K=16 if channels else min(_CHANNELS, block_k),
-        BLOCK_D=_CHANNELS,
+        BLOCK_K=16 if channels else _SOLVED,
+        BLOCK_D=_CHANNELS if channels else _SOLVED,
         HALF=CHUNK // 2,
         num_warps=4,
     )

@@ -161,10 +161,10 @@ def _dual(size: int, dtype: torch.dtype, heads: int = 64) -> None:
     ssd(x, dt, A, B, B, A, state, *pages, batch, 256)
 
 
-def _delta(dtype: torch.dtype, dim: int, *channels: int) -> None:
+def _delta(dtype: torch.dtype, dim: int, *channels: int, keys: torch.dtype | None = None) -> None:
     batch, *pages = rows(3, 200)
     beta, state = of(203, 32, dtype=torch.float32), of(9, 32, dim, dim, dtype=torch.float32)
-    q, v = of(203, 16, dim, dtype=dtype), of(203, 32, dim, dtype=dtype)
+    q, v = of(203, 16, dim, dtype=keys or dtype), of(203, 32, dim, dtype=dtype)
     g = of(203, 32, *channels, dtype=torch.float32)
     gated_delta_rule(q, q, v, g, beta, state, *pages, batch)
 
@@ -297,6 +297,7 @@ CASES: dict[str, Callable[[], None]] = {
     "ssd, float32": lambda: _dual(256, torch.float32),
     "delta rule": lambda: _delta(BF16, 128),
     "delta rule, a decay a channel": lambda: _delta(BF16, 128, 128),
+    "delta rule, as a model has it": lambda: _delta(BF16, 128, keys=torch.float32),
     "delta rule, float32": lambda: _delta(torch.float32, 256, 256),
     "experts, few": lambda: _experts(4),
     "experts, many": lambda: _experts(1000),
