@@ -32,6 +32,7 @@ from hybridrt.kernels.triton.few_experts import few_experts
 from hybridrt.kernels.triton.gated_delta_rule import gated_delta_rule
 from hybridrt.kernels.triton.grouped_moe import grouped_experts
 from hybridrt.kernels.triton.mla_attention import mla_attention
+from hybridrt.kernels.triton.one_row import one_row_linear
 from hybridrt.kernels.triton.paged_attention import paged_attention
 from hybridrt.kernels.triton.rms_norm import add_rms_norm
 from hybridrt.kernels.triton.route import route
@@ -179,10 +180,14 @@ def scan(batch: Rows, channels: int = 8192, size: int = 16) -> Case:
             selective_state_update,
         )
 
-        index = pages.int()
+        index, no_bias = pages.int(), torch.zeros(channels, device=CUDA)
         turned = [part.t().contiguous()[None] for part in (x, dt, B, C)]
         sides["mamba-ssm"] = (
-            (lambda: selective_state_update(state, x, dt, A, B, C, D, state_batch_indices=index))
+            (
+                lambda: selective_state_update(
+                    state, x, dt, A, B, C, D, dt_bias=no_bias, state_batch_indices=index
+                )
+            )
             if batch.num_decodes
             else (
                 lambda: selective_scan_fn(
@@ -217,11 +222,13 @@ def dual(batch: Rows, heads: int = 128, dim: int = 64, size: int = 128, groups: 
 
         index = pages.int()
         wide = (dt[:, :, None].expand(-1, -1, dim), A[:, None, None].expand(-1, dim, size))
-        D_wide = D[:, None].expand(-1, dim)
+        D_wide, no_bias = (part[:, None].expand(-1, dim) for part in (D, torch.zeros_like(D)))
         sides["mamba-ssm"] = (
             (
                 lambda: selective_state_update(
-                    state, x, wide[0], wide[1], B, C, D_wide, state_batch_indices=index
+                    *(state, x, *wide, B, C, D_wide),
+                    dt_bias=no_bias,
+                    state_batch_indices=index,
                 )
             )
             if batch.num_decodes
@@ -309,11 +316,14 @@ def norm(tokens: int, hidden: int = 4096) -> Case:
 
 
 def product(tokens: int, inputs: int, outputs: int) -> Case:
-    """cuBLAS: what a linear layer's weight takes to be read."""
+    """A linear layer: of one token by our kernel, of more by cuBLAS."""
     x, weight = normal(tokens, inputs), normal(outputs, inputs)
     work = 2 * tokens * inputs * outputs
     name = f"product, {tokens} x {inputs} x {outputs}"
-    return Case(name, weight.nbytes, work, {"cuBLAS": lambda: F.linear(x, weight)})
+    sides: dict[str, Run] = {"cuBLAS": lambda: F.linear(x, weight)}
+    if tokens == 1:
+        sides = {"ours": lambda: one_row_linear(x, weight, None), **sides}
+    return Case(name, weight.nbytes, work, sides)
 
 
 def _kind(name: str, batch: Rows) -> str:
