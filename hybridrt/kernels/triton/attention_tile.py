@@ -64,6 +64,7 @@ def attend_tile(
     HAS_SINKS: tl.constexpr,
     HAS_CAP: tl.constexpr,
     IN_SPLITS: tl.constexpr,
+    SPLIT_LOOP: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -97,9 +98,10 @@ def attend_tile(
     stop = tl.minimum(context + (tile * BLOCK_M + BLOCK_M - 1) // GROUP + 1, seq_len)
     begin = first_visible(context, WINDOW, CHUNKED) // BLOCK_SIZE * BLOCK_SIZE
     lo, hi = part_of_split(first, stop, split, splits, BLOCK_N)
-    # What all queries of the tile see needs no mask. Windows end it: few tiles are inside one.
+    # What all queries of the tile see needs no mask. Windows end it: few tiles are inside one. A
+    # decode waits for memory, and two loops would wait twice.
     middle = lo
-    if WINDOW == 0:
+    if SPLIT_LOOP:
         seen_by_all = tl.minimum(hi, context + tile * BLOCK_M // GROUP + 1)
         middle = lo + tl.maximum(seen_by_all - lo, 0) // BLOCK_N * BLOCK_N
     of_k, of_v = k + kv_head * k_head + in_k * k_dim, v + kv_head * v_head + in_v * v_dim
@@ -109,7 +111,7 @@ def attend_tile(
     largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
-    for part in tl.static_range(2):
+    for part in tl.static_range(0 if SPLIT_LOOP else 1, 2):
         largest, total, acc = _attend(
             queried,
             position,

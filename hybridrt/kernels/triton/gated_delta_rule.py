@@ -57,6 +57,9 @@ def gated_delta_rule(
         )
     if n == num_rows:
         return y
+    # As layers give them. What a GPU did with them in bfloat16 was wrong at sizes of models.
+    q, k = q.float(), k.float()
+    read_strides = (*q.stride(), *k.stride(), *g_strides)
     # What needs no state comes first, for chunks of all rows at once, those that follow too; and
     # what no state needs comes last. A row's chunks have slots from `start // CHUNK + row` on:
     # no row's end behind where those of the next begin.

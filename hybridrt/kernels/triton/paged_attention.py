@@ -135,6 +135,7 @@ def _launch(
         HAS_SINKS=softmax.sinks is not None,
         HAS_CAP=softmax.softcap is not None,
         IN_SPLITS=splits > 1,
+        SPLIT_LOOP=most_queries > 1 and window == 0,
         BLOCK_K=blocks[0],
         BLOCK_V=blocks[1],
         BLOCK_M=block_m,
