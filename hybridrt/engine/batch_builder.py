@@ -45,6 +45,7 @@ class BatchBuilder:
         self._moving: list[tuple[Any, Any]] = []  # what grows with each token of a decode, and one
         self._moves_left = 0  # until a row of a page table changes
         self._is_ahead = False  # those numbers have grown already for a batch to come
+        self._has_tokens = False  # and its tokens are there
         self._input_ids: np.ndarray | None = None  # those of a batch in the host's memory
 
     def build(self, rows: list[Row]) -> ForwardBatch:
@@ -75,28 +76,38 @@ class BatchBuilder:
             return False
         if not self._is_ahead:
             self._move_numbers()
-        self._is_ahead = False
-        tokens = [sequence.token_ids[start] for sequence, start, _ in rows]
-        if self._input_ids is None:
-            batch.input_ids.copy_(self._tensor(np.array(tokens)), non_blocking=True)
-        else:
-            self._input_ids[:] = tokens
+        if not self._has_tokens:
+            self._write_tokens(batch, [sequence.token_ids[start] for sequence, start, _ in rows])
+        self._is_ahead = self._has_tokens = False
         if self._moves_left == 0:
             self._moves_left = self._count_moves(rows, batch.context_lens.numpy())
             return all(self._enter_blocks(batch, g, rows) for g in self._token_groups)
         self._moves_left -= 1
         return True
 
-    def move_ahead(self) -> ForwardBatch | None:
-        """Makes of the last batch the next one but for its tokens, if the same rows go on.
+    def move_ahead(
+        self, sequences: Sequence[object], sampled: Int64[Tensor, " sequences"]
+    ) -> ForwardBatch | None:
+        """Makes of the last batch the next one, if the same rows go on with what was sampled.
 
-        Its step must have been launched. None: something else changes than numbers that grow.
+        Its step must have been launched. Where tokens have to be copied to a device, they stay
+        there. None: something else changes than numbers that grow.
         """
         if self._is_ahead or not self._moving or self._moves_left == 0:
             return None
         self._move_numbers()
         self._is_ahead = True
-        return self._last
+        batch, own = self._last, [row.sequence for row in self._last_rows]
+        if self._input_ids is None and batch is not None and [*sequences] == own:
+            batch.input_ids.copy_(sampled)
+            self._has_tokens = True
+        return batch
+
+    def _write_tokens(self, batch: ForwardBatch, tokens: list[int]) -> None:
+        if self._input_ids is None:
+            batch.input_ids.copy_(self._tensor(np.array(tokens)), non_blocking=True)
+        else:
+            self._input_ids[:] = tokens
 
     def _move_numbers(self) -> None:
         for numbers, one in self._moving:
@@ -159,7 +170,7 @@ class BatchBuilder:
             follows=torch.zeros(len(rows), dtype=torch.bool),
             cut_rows=None if cut is None else self._cut_rows(cut),
         )
-        self._is_ahead = False
+        self._is_ahead = self._has_tokens = False
         decodes = num_decodes == len(rows) and bool(samples.all()) and cut is None
         self._moves_left = self._count_moves(rows, starts) if decodes else 0
         self._moving = _moving(batch) if decodes else []

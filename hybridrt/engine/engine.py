@@ -1,11 +1,11 @@
 """The engine: `schedule -> run -> commit`, one step at a time."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Rows
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from hybridrt.cache.plan import CachePlan
 from hybridrt.cache.prefix import make_prefix_cache
@@ -31,7 +31,7 @@ from hybridrt.engine.interrupts import Interrupts
 from hybridrt.engine.loading import draw_up, load
 from hybridrt.engine.memory import keep_freed_memory
 from hybridrt.engine.recorder import Recorder
-from hybridrt.engine.runner import Draw, RowResult, Runner
+from hybridrt.engine.runner import Draw, Results, RowResult, Runner
 from hybridrt.engine.sampler import derive_seed
 from hybridrt.engine.scheduler import Row
 from hybridrt.engine.sequence import Sequence
@@ -43,6 +43,13 @@ from hybridrt.request import Request, RequestOutput, SamplingParams
 AnySequence = TypeVar("AnySequence", bound=Sequence)
 
 _COMPUTE = SamplingParams(temperature=0.0, max_tokens=1)
+
+
+class _Launched(NamedTuple):
+    """A step that the device is at, or has done."""
+
+    rows: list[Row]
+    results: Results[list[RowResult]]
 
 
 class Engine:
@@ -84,6 +91,7 @@ class Engine:
         self._directory = blueprint.directory
         self._interrupts = Interrupts()
         self._in_a_row = False
+        self._launched: _Launched | None = None
         self._entries: dict[str, Entry] = {}
         self._unreported: list[str] = []  # finished requests that a step failed to return
         self._num_requests = 0
@@ -215,6 +223,8 @@ class Engine:
                 yield
         finally:
             self._in_a_row = before
+            if not before:
+                self._catch_up()
 
     def _end_lost(self) -> None:
         """Ends the runs of sessions whose pages are gone and can't be computed again."""
@@ -223,29 +233,73 @@ class Engine:
             self._entries.pop(run.request.request_id, None)
 
     def _advance(self) -> list[RequestOutput]:
-        try:
-            rows = self._scheduler.schedule()
-        except BaseException:
-            self._start_over()
-            raise
+        if self._launched is not None:
+            names = self._finish_launched()
+            self._launch_ahead()
+            return self._outputs(names)
+        rows = self._schedule()
         if not rows and not self._scheduler.has_unfinished:
             return []
         if not rows or self._scheduler.goes_round(rows):
             self._scheduler.preempt_all(rows)
             raise OutOfPages(self.held.explain_no_room(self.num_running + self.num_waiting))
         self._note_scheduled(rows)
+        names = self._finish(rows, lambda: self._run(rows))
+        if all(row.is_decode for row in rows):
+            self._launch_ahead()
+        return self._outputs(names)
+
+    def _schedule(self) -> list[Row]:
         try:
-            results = self._run(rows)
+            return self._scheduler.schedule()
+        except BaseException:
+            self._start_over()
+            raise
+
+    def _finish(self, rows: list[Row], run: Callable[[], Rows[RowResult]]) -> list[str]:
+        """Commits what a step gives. Returns the requests that it gave a token."""
+        try:
+            results = run()
         except BaseException:
             self._scheduler.preempt_all(rows)
             raise
         try:
-            outputs = self._commit(rows, results)
+            names = self._commit(rows, results)
         except BaseException:
             self._start_over()
             raise
         self.stats_recorder.note_step()
-        return outputs
+        return names
+
+    def _launch_ahead(self) -> None:
+        """Launches the next step, so that the device is at work while outputs are made.
+
+        One of decodes alone, in which nobody else's code runs, nor before it is committed.
+        """
+        if not (self._in_a_row and self._runner.launches_ahead):
+            return
+        if self._scheduler.num_waiting or self._scheduler.recorder is not None:
+            return
+        rows = self._schedule()
+        if not rows:
+            return
+        self._note_scheduled(rows)
+        try:
+            self._launched = _Launched(rows, self._runner.launch(rows))
+        except BaseException:
+            self._scheduler.preempt_all(rows)
+            raise
+
+    def _catch_up(self) -> None:
+        """Commits what was launched, so that the cache holds what is known of the sequences."""
+        if self._launched is not None:
+            with self._interrupts.held():
+                self._unreported += self._finish_launched()
+
+    def _finish_launched(self) -> list[str]:
+        launched, self._launched = self._launched, None
+        assert launched is not None
+        return self._finish(*launched)
 
     def _run(self, rows: list[Row]) -> Rows[RowResult]:
         recorder = self._scheduler.recorder
@@ -278,6 +332,7 @@ class Engine:
 
     def abort(self, request_id: str) -> None:
         """Drops a request and frees its pages. One that is not there is left alone."""
+        self._catch_up()
         entry = self._entries.get(request_id)
         if entry is None:
             return
@@ -309,6 +364,7 @@ class Engine:
         Raises:
             ValueError: there is no such request.
         """
+        self._catch_up()
         entry = self._entries.get(request_id)
         if entry is None:
             raise ValueError(f"request {request_id!r} is not in the engine")
@@ -344,6 +400,7 @@ class Engine:
 
         All pages are given back, and every sequence is computed again from its tokens.
         """
+        self._launched = None
         self.pages.reset()
         self.held.lose_pages()
         for sequence in self._scheduler.start_over():
@@ -352,7 +409,8 @@ class Engine:
             for sequence in entry.sequences:
                 sequence.forget_lost_tokens()
 
-    def _commit(self, rows: Rows[Row], results: Rows[RowResult]) -> list[RequestOutput]:
+    def _commit(self, rows: Rows[Row], results: Rows[RowResult]) -> list[str]:
+        """Gives sequences their tokens. Returns the requests that got any."""
         sampled: list[Sequence] = []
         sibling_tokens: dict[str, list[int]] = {}
         for row, result in zip(rows, results, strict=True):
@@ -374,8 +432,9 @@ class Engine:
         for sequence in sampled:
             if not sequence.num_output_tokens:  # a sibling that found no room, and waits
                 sequence.forget_lost_tokens()
-        self._switch_rope(sequence for sequence in sampled if sequence.num_output_tokens)
-        return self._outputs(sequence.request.request_id for sequence in sampled)
+        if self.model.rope_switch_length is not None:
+            self._switch_rope(sequence for sequence in sampled if sequence.num_output_tokens)
+        return [sequence.request.request_id for sequence in sampled]
 
     def _note_token(self, sequence: Sequence, result: RowResult | Draw) -> None:
         self._entries[sequence.request.request_id].note_token()

@@ -1,10 +1,10 @@
 """The runner: runs the model on the rows of a step, and samples."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Float, Int64
@@ -24,6 +24,8 @@ from hybridrt.kernels.sample import likeliest
 from hybridrt.models.causal_lm import CausalLM
 from hybridrt.request import TokenLogprobs
 from hybridrt.transfer import HostCopy, to_device
+
+T = TypeVar("T")
 
 LOGITS_AT_ONCE = 256  # rows of prompt logits: bounds their memory at large vocabularies
 
@@ -48,12 +50,17 @@ class RowResult:
     prompt_logprobs: Rows[TokenLogprobs] = ()
 
 
+Results = Callable[[], T]
+"""What a launched step gives, once the device has done it: waits for that."""
+
+
 class Runner:
     """Runs rows of tokens through a model whose layers are bound to the pool.
 
     Attributes:
         static_decode: what runs the batches that it takes; None: there is nothing faster.
         prepares_ahead: the next batch is prepared while the device is at work; on a CPU nothing is.
+        launches_ahead: the next step may be launched as soon as its tokens are known.
     """
 
     def __init__(
@@ -72,10 +79,15 @@ class Runner:
         self._eos_token_ids = eos_token_ids
         self.static_decode = static_decode
         self.prepares_ahead = device.type != "cpu"
+        self.launches_ahead = self.prepares_ahead and static_decode is not None
 
-    @torch.inference_mode()
     def run(self, rows: list[Row]) -> list[RowResult]:
         """One step: every row's tokens go into the cache, and some rows get a next token."""
+        return self.launch(rows)()
+
+    @torch.inference_mode()
+    def launch(self, rows: list[Row]) -> Results[list[RowResult]]:
+        """The same, of which the device may have done nothing yet. The next is launched behind."""
         batch = self.batches.build(rows)
         if self.static_decode is not None and self.static_decode.takes(batch):
             return self._take_logits(rows, self.static_decode.run(batch))
@@ -83,50 +95,68 @@ class Runner:
 
     @torch.inference_mode()
     def run_eagerly(self, rows: list[Row]) -> list[RowResult]:
-        """The same, by the model's own modules, whatever is faster: hooks on them are called."""
-        return self._run_model(rows, self.batches.build(rows))
+        """One step by the model's own modules, whatever is faster: hooks on them are called."""
+        return self._run_model(rows, self.batches.build(rows))()
 
     def look_again(self) -> None:
         """Other code has run, which may have changed the model."""
         if self.static_decode is not None:
             self.static_decode.look_again()
 
-    def _run_model(self, rows: list[Row], batch: ForwardBatch) -> list[RowResult]:
+    def _run_model(self, rows: list[Row], batch: ForwardBatch) -> Results[list[RowResult]]:
         self.look_again()
         hidden = self._model(batch)
-        results = {i: RowResult() for i in range(len(rows))}
         sampling = [i for i, row in enumerate(rows) if row.samples]
+        sampled: Results[list[RowResult]] = list
         if sampling:
             logits = self._model.logits(hidden[batch.logits_indices])
             sampled = self._take_logits([rows[i] for i in sampling], logits)
-            results |= zip(sampling, sampled, strict=True)
-        self._score_prompts(hidden, batch, rows, results)
-        return [results[i] for i in range(len(rows))]
+        scores = self._score_prompts(hidden, batch, rows)
+
+        def results() -> list[RowResult]:
+            found = {i: RowResult() for i in range(len(rows))}
+            found |= zip(sampling, sampled(), strict=True)
+            found |= {i: replace(found[i], prompt_logprobs=of) for i, of in scores.items()}
+            return [found[i] for i in range(len(rows))]
+
+        return results
 
     @torch.inference_mode()
     def sample_from(self, logits: Float[Tensor, " vocab"], row: Row) -> RowResult:
         """The next token of a row behind which the logits are known: no forward."""
-        return self._sample(logits[None], [row])[0]
+        return self._sample(logits[None], [row])()[0]
 
-    def _take_logits(self, rows: Rows[Row], logits: Float[Tensor, "rows vocab"]) -> list[RowResult]:
+    def _take_logits(
+        self, rows: Rows[Row], logits: Float[Tensor, "rows vocab"]
+    ) -> Results[list[RowResult]]:
         """The next token of every row, and the logits for those that keep them."""
         _keep_logits(rows, logits)
         return self._sample(logits, rows)
 
-    def _sample(self, logits: Float[Tensor, "rows vocab"], rows: Rows[Row]) -> list[RowResult]:
+    def _sample(
+        self, logits: Float[Tensor, "rows vocab"], rows: Rows[Row]
+    ) -> Results[list[RowResult]]:
         """The next token of every row, and the first of siblings that begin behind it."""
         if not any(row.sequence.siblings for row in rows):
-            return [RowResult(*draw) for draw in self._draw(logits, [row.sequence for row in rows])]
+            drawn = self._draw(logits, [row.sequence for row in rows])
+            return lambda: [RowResult(*draw) for draw in drawn()]
         families = [[row.sequence, *row.sequence.siblings] for row in rows]
         row_of = [i for i, family in enumerate(families) for _ in family]
         logits = logits[to_device(torch.tensor(row_of), logits.device)]
-        draws = iter(self._draw(logits, [one for family in families for one in family]))
-        return [
-            RowResult(*next(draws), siblings=tuple(islice(draws, len(family) - 1)))
-            for family in families
-        ]
+        of_all = self._draw(logits, [one for family in families for one in family])
 
-    def _draw(self, logits: Float[Tensor, "rows vocab"], sequences: Rows[Sequence]) -> list[Draw]:
+        def results() -> list[RowResult]:
+            draws = iter(of_all())
+            return [
+                RowResult(*next(draws), siblings=tuple(islice(draws, len(family) - 1)))
+                for family in families
+            ]
+
+        return results
+
+    def _draw(
+        self, logits: Float[Tensor, "rows vocab"], sequences: Rows[Sequence]
+    ) -> Results[list[Draw]]:
         chosen = self._choose(logits, sequences)
         wanted = [n for n, sequence in enumerate(sequences) if sequence.logprobs is not None]
         counts = [sequences[n].params.logprobs or 0 for n in wanted]
@@ -135,11 +165,15 @@ class Runner:
             index = to_device(torch.tensor(wanted), logits.device)
             columns = logprob_columns(logits[index], chosen[index], max(counts))
         copies = HostCopy(chosen, *columns)
-        self._prepare_next()
-        tokens, *columns = copies.wait()
-        entries = token_logprobs(columns, counts, self._token_text) if wanted else []
-        logprobs = dict(zip(wanted, entries, strict=True))
-        return [Draw(token, logprobs.get(n)) for n, token in enumerate(tokens.tolist())]
+        self._prepare_next(sequences, chosen)
+
+        def draws() -> list[Draw]:
+            tokens, *columns = copies.wait()
+            entries = token_logprobs(columns, counts, self._token_text) if wanted else []
+            logprobs = dict(zip(wanted, entries, strict=True))
+            return [Draw(token, logprobs.get(n)) for n, token in enumerate(tokens.tolist())]
+
+        return draws
 
     def _choose(
         self, logits: Float[Tensor, "rows vocab"], sequences: Rows[Sequence]
@@ -148,12 +182,12 @@ class Runner:
             return likeliest(logits)
         return sample(logits, [self._sampling_row(sequence) for sequence in sequences])
 
-    def _prepare_next(self) -> None:
-        """While the device is at work: what the next step needs beside its tokens.
+    def _prepare_next(self, sequences: Rows[Sequence], chosen: Int64[Tensor, " sequences"]) -> None:
+        """While the device is at work: what the next step needs.
 
         It is of use if the same sequences go on, and is thrown away if not.
         """
-        batch = self.batches.move_ahead() if self.prepares_ahead else None
+        batch = self.batches.move_ahead(sequences, chosen) if self.prepares_ahead else None
         if batch is not None and self.static_decode is not None:
             self.static_decode.prepare(batch)
 
@@ -171,13 +205,10 @@ class Runner:
         )
 
     def _score_prompts(
-        self,
-        hidden: Tensor,
-        batch: ForwardBatch,
-        rows: Rows[Row],
-        results: dict[int, RowResult],
-    ) -> None:
-        """Logprobs of prompt tokens: that of token i stands behind token i - 1."""
+        self, hidden: Tensor, batch: ForwardBatch, rows: Rows[Row]
+    ) -> dict[int, list[TokenLogprobs]]:
+        """Logprobs of prompt tokens, by rows: that of token i stands behind token i - 1."""
+        found: dict[int, list[TokenLogprobs]] = {}
         end = 0
         for i, row in enumerate(rows):
             begin, end = end, end + row.num_tokens
@@ -188,8 +219,8 @@ class Runner:
             assert first - 1 >= row.start, "earlier prompt logprobs were lost"
             states = hidden[begin + first - 1 - row.start : begin + last - row.start]
             tokens = row.sequence.token_ids[first : last + 1]
-            scores = self._score(states, tokens, row.sequence.params.prompt_logprobs or 0)
-            results[i] = replace(results[i], prompt_logprobs=scores)
+            found[i] = self._score(states, tokens, row.sequence.params.prompt_logprobs or 0)
+        return found
 
     def _score(self, hidden: Tensor, tokens: Rows[int], num_top: int) -> list[TokenLogprobs]:
         entries: list[TokenLogprobs] = []

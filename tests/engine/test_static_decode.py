@@ -1,6 +1,8 @@
 """Padded decode steps on fixed tensors give what a batch of the rows alone gives."""
 
+import inspect
 from dataclasses import dataclass, fields
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +15,8 @@ from hybridrt import LLM, SamplingParams
 from hybridrt.batch import ForwardBatch
 from hybridrt.cache.plan import GroupPlan
 from hybridrt.cache.spec import Window
+from hybridrt.engine.runner import Results, RowResult
+from hybridrt.engine.scheduler import Row
 from hybridrt.engine.static_decode import (
     StaticBatches,
     StaticDecode,
@@ -20,10 +24,12 @@ from hybridrt.engine.static_decode import (
     decode_step,
     table_width,
 )
+from hybridrt.request import RequestOutput
 from tests.harness.engines import (
     LARGEST_ERROR,
     all_at_once,
     assert_all_same,
+    assert_same,
     free_slabs,
     jobs,
     leave_room_for,
@@ -101,6 +107,86 @@ def test_a_batch_may_be_prepared_while_the_last_step_runs(name: str, pads: bool)
         requests["aborted"] = (1, jobs(name)["job-17"])
         outputs = run(llm, requests, {"aborted": 5})
         assert_all_same(outputs, name)
+
+
+@pytest.mark.parametrize("name", [ALL_KINDS, "llama-longrope-long", "hybrid_stack-sliding-windows"])
+def test_a_step_may_be_launched_before_the_last_ones_outputs_are_made(name: str) -> None:
+    """As on a GPU, in steps in a row: sequences end, come in, are aborted and preempted."""
+    for page_size in (1, 16):
+        llm = open_llm(name, page_size=page_size)
+        leave_room_for(llm, min(llm.plan.slabs_for(llm.max_model_len) + 3, llm.plan.num_slabs))
+        room, launched = free_slabs(llm), launches_ahead(llm)
+        requests = {job: (2 * i, of) for i, (job, of) in enumerate(jobs(name).items())}
+        requests["aborted"] = (1, jobs(name)["job-17"])
+        with llm.engine.in_a_row():
+            outputs = run(llm, requests, {"aborted": 5})
+        assert_all_same(outputs, name)
+        assert free_slabs(llm) == room
+        assert launched.count(True) > 5
+
+
+def test_between_steps_that_are_not_in_a_row_none_is_at_work() -> None:
+    llm = open_llm(ALL_KINDS, page_size=16)
+    launched = launches_ahead(llm)
+    job = jobs(ALL_KINDS)["job-17"]
+    name = llm.add_request(list(job.prompt), job.params)
+    llm.generate([[1] * 3], SamplingParams(max_tokens=4, ignore_eos=True))
+    assert True in launched and llm.engine._launched is None
+    copy = llm.engine.export_request(name)
+    (sequence,) = copy.sequences
+    assert len(sequence.token_ids) - len(job.prompt) == 5  # that of the last step in a row is in it
+    del launched[:]
+    while llm.has_unfinished:
+        (output,) = llm.step()
+    assert_same(output, job)
+    assert True not in launched
+
+
+def launches_ahead(llm: LLM) -> list[bool]:
+    """Lets an engine launch ahead. Returns where it is noted whether a step was."""
+    runner, launched = llm.engine._runner, list[bool]()
+    pad(llm)
+    runner.prepares_ahead = runner.launches_ahead = True
+    launch = runner.launch
+
+    def noted(rows: list[Row]) -> Results[list[RowResult]]:
+        caller = inspect.currentframe()
+        assert caller is not None and caller.f_back is not None
+        launched.append(caller.f_back.f_code.co_name == "_launch_ahead")
+        return launch(rows)
+
+    runner.launch = noted
+    return launched
+
+
+def test_what_breaks_off_a_step_that_was_launched_loses_nothing() -> None:
+    llm = open_llm(ALL_KINDS, page_size=16)
+    launches_ahead(llm)
+    runner, count = llm.engine._runner, [0]
+    launch = runner.launch
+
+    def failing(rows: list[Row]) -> Any:
+        results = launch(rows)
+        count[0] += 1
+        if count[0] == 5:
+            raise RuntimeError("of the device")
+        if count[0] == 8:
+            return lambda: 1 / 0
+        return results
+
+    runner.launch = failing
+    job = jobs(ALL_KINDS)["job-17"]
+    llm.add_request(list(job.prompt), job.params, "one")
+    outputs: list[RequestOutput] = []
+    with pytest.raises(RuntimeError, match="of the device"), llm.engine.in_a_row():
+        while True:
+            outputs = llm.step()
+    with pytest.raises(ZeroDivisionError), llm.engine.in_a_row():
+        while True:
+            outputs = llm.step()
+    while llm.has_unfinished:
+        outputs = llm.step()
+    assert_same(outputs[-1], job)
 
 
 def test_of_a_prepared_batch_only_tokens_are_filled_in_later(
