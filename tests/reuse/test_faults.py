@@ -68,7 +68,12 @@ ELSEWHERE: dict[str, str] = {
     """,
     "a hit that leaves no room for the rest, which takes the whole pool": "Match.unused",
     "one that gave way to itself": "SequencePages.forget_cached PrefixCache.forget_all",
-    "on a GPU": "BatchBuilder.move_ahead",
+    "on a GPU; see tests/engine/test_static_decode.py": """
+        BatchBuilder.move_ahead Engine._catch_up Engine._finish_launched
+    """,
+    "where other rotary frequencies hold for long sequences": """
+        Engine._switch_rope Engine._passes_switch
+    """,
     "more dropped pages than are remembered": "PrefixCache._forget_ghost",
     "a prompt again whose pages were dropped": "PrefixCache.remember",
     "long prompts, and sessions at rest": "SlabAllocator.are_free",
