@@ -4,9 +4,9 @@
 
 Steps of 1 and 64 sequences behind 1,024 tokens, and a prompt of 8,192, of weights drawn at
 random in bfloat16 (`gpu_models.py`). The floor is of what the GPU does in the same process
-(`hybridrt.measure`). Beside what a step takes stands what the GPU was at work for it: the rest is
-the host's, which nothing hides. With `--against`: 32 prompts of 128 tokens and 64 more each, here
-and in transformers.
+(`hybridrt.measure`), with the states that a step has to write. Beside what a step takes stands
+what the GPU was at work for it: the rest is the host's, which nothing hides. With `--against`: 32
+prompts of 128 tokens and 64 more each, here and in transformers.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from about import machine
 from gpu_models import MODELS, random_llm, random_transformers
 
 from hybridrt import LLM
-from hybridrt.measure.floor import Floor
+from hybridrt.measure.floor import Floor, Work
 from hybridrt.measure.machine import Limits, measure_limits
 from hybridrt.measure.runtime import Hybridrt, random_prompts
 from hybridrt.measure.timing import Spread, take_turns
@@ -53,7 +53,9 @@ def measure(model: str, limits: Limits, repeats: int, against: bool) -> dict[str
     for batch in BATCHES:
         sides = between_tokens(runtimes, vocab, batch, CONTEXT, STEPS)
         took = take_turns(sides, repeats)["hybridrt"]
-        least = floor.decode(batch, CONTEXT).seconds(limits)
+        work = floor.decode(batch, CONTEXT)
+        written = batch * llm.plan.bytes_per_sequence
+        least = Work(work.num_bytes + written, work.operations).seconds(limits)
         row = {"what": "step", "batch": batch, "tokens": CONTEXT} | _beside(took, least)
         rows.append(row | {"on_gpu": step_seconds(llm, batch)})
     took = take_turns(to_first_token(runtimes, vocab, 1, PROMPT), repeats)["hybridrt"]

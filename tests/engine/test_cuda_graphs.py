@@ -1,7 +1,7 @@
 """Decode steps from CUDA graphs: on a GPU what they give, elsewhere how they are recorded."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -134,11 +134,13 @@ def test_what_can_not_be_recorded_runs_as_before_or_is_refused(
 @pytest.mark.parametrize("state_backend", ["triton", "reference"])
 @pytest.mark.parametrize("name", MODELS)
 def test_graphs_give_what_steps_without_them_give(name: str, state_backend: str) -> None:
-    """At all sizes up to 5, as requests come and go."""
+    """At all sizes up to 5, as requests come and go; in a row steps are launched ahead."""
     llm = open_on_gpu(name, state_backend=state_backend)
-    for apart in (0, 3):
+    for apart, in_a_row in ((0, False), (3, False), (3, True), (0, True)):
         requests = {job: (apart * i, of) for i, (job, of) in enumerate(jobs(name, "cuda").items())}
-        assert_all_same(run(llm, requests), name, "cuda")
+        with llm.engine.in_a_row() if in_a_row else nullcontext():
+            outputs = run(llm, requests)
+        assert_all_same(outputs, name, "cuda")
 
 
 @pytest.mark.gpu

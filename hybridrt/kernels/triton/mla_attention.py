@@ -19,6 +19,8 @@ from hybridrt.kernels.triton.latent_tile import attend_latents
 from hybridrt.kernels.triton.launch import block_of, row_strides
 from hybridrt.kernels.triton.paged_attention import paged_attention
 
+_STAGES = 2  # of loads that are under way
+
 
 def mla_attention(
     q_nope: Float[Tensor, "tokens heads nope_dim"],
@@ -186,7 +188,7 @@ def _launch(
         BLOCK_N=block_n,
         num_warps=warps,
         # Of float32 one, of which a GPU has seen no illegal access of memory; of two it has.
-        num_stages=2 if rank <= 512 and q.itemsize == 2 else 1,
+        num_stages=_STAGES if rank <= 512 and q.itemsize == 2 else 1,
     )
 
 

@@ -5,7 +5,7 @@ from typing import no_type_check
 import triton.language as tl
 
 from hybridrt.kernels.triton.launch import jit
-from hybridrt.kernels.triton.split_products import add_split_product
+from hybridrt.kernels.triton.products import add_product
 from hybridrt.kernels.triton.ssd_decays import LOG, WEIGHT, chunk_of
 from hybridrt.kernels.triton.states import if_so, pages_of, tokens_of
 
@@ -67,7 +67,7 @@ def add_chunks(
         # The next block's, a round ahead of its use.
         log_at += BLOCK_T
         log = tl.load(log_at, mask=block + BLOCK_T < stop, other=0.0)
-        h = add_split_product(h, u * weight[None, :], b, PARTS)
+        h = add_product(u * weight[None, :], b, h, PARTS)
     at = chunk * heads + head
     tl.store(decays + at, tl.exp2(whole))
     at = states + at * (HEAD_DIM * SIZE) + (p * SIZE)[:, None] + n[None, :]

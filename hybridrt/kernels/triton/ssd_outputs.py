@@ -5,7 +5,7 @@ from typing import no_type_check
 import triton.language as tl
 
 from hybridrt.kernels.triton.launch import FLOAT32_DOT, jit
-from hybridrt.kernels.triton.split_products import add_product_with_split, add_split_product
+from hybridrt.kernels.triton.products import add_product
 from hybridrt.kernels.triton.ssd_decays import LOG, REST, STEP
 
 
@@ -71,13 +71,13 @@ def write_outputs(
     # More than one part of `n` only where float32 has to be taken apart in registers.
     c = tl.load(C, mask=live[:, None] & (n < SIZE)[None, :], other=0.0)
     h = tl.load(states, mask=(n < SIZE)[:, None] & fits_p[None, :], other=0.0)
-    out = add_product_with_split(tl.zeros([BLOCK_T, BLOCK_P], tl.float32), c, h, PARTS)
+    out = add_product(c, h, tl.zeros([BLOCK_T, BLOCK_P], tl.float32), PARTS)
     if BLOCK_N < SIZE:
         for part in range(BLOCK_N, SIZE, BLOCK_N):
             fits_n = part + n < SIZE
             c_part = tl.load(C + part * C_n, mask=live[:, None] & fits_n[None, :], other=0.0)
             h = tl.load(states + part, mask=fits_n[:, None] & fits_p[None, :], other=0.0)
-            out = add_product_with_split(out, c_part, h, PARTS)
+            out = add_product(c_part, h, out, PARTS)
     d = tl.load(D + head * D_head).to(tl.float32)
     for block in range(first, last + 1, BLOCK_T):
         t = block + i
@@ -94,7 +94,7 @@ def write_outputs(
         scores *= decay * tl.load(steps + i)[None, :]
         # D x is one more product with a token's own x.
         scores += tl.where(i[:, None] == i[None, :], tl.where(block < last, 0.0, d), 0.0)
-        out = add_split_product(out * tl.exp2(log_to)[:, None], scores, u, PARTS)
+        out = add_product(scores, u, out * tl.exp2(log_to)[:, None], PARTS)
         logs, rests, steps = logs + BLOCK_T, rests + BLOCK_T, steps + BLOCK_T
     live_p = live[:, None] & fits_p[None, :]
     at = y + head * y_head + ((last + i) * y_token)[:, None] + (p * y_dim)[None, :]
