@@ -16,6 +16,7 @@ def answer_chunks(
     q,  # [tokens, heads // REPEATS, KEY_DIM]
     k,  # [tokens, heads // REPEATS, KEY_DIM]
     g,  # [tokens, heads], or with KEY_DIM behind
+    deltas,  # [slots, heads, BLOCK_T, VALUE_DIM]
     states,  # [slots, heads, KEY_DIM, VALUE_DIM]
     seen,  # [slots, heads, BLOCK_T, BLOCK_T], where PER_CHANNEL
     y,  # [tokens, heads, VALUE_DIM]
@@ -41,7 +42,7 @@ def answer_chunks(
     BLOCK_V: tl.constexpr,
     BLOCK_T: tl.constexpr,
 ):
-    """Some value channels of y for a chunk of a head, in place of its corrections."""
+    """Some value channels of y for a chunk of a head."""
     parts: tl.constexpr = (VALUE_DIM + BLOCK_V - 1) // BLOCK_V
     row, head = (first_row + tl.program_id(2)).to(tl.int64), tl.program_id(1).to(tl.int64)
     chunk = tl.program_id(0) // parts
@@ -70,7 +71,7 @@ def answer_chunks(
             query = query.to(tl.float32) * tl.exp(tl.cumsum(logs, 0))
         else:
             key = tile_of(k, t, stop, k_token, c, k_dim, KEY_DIM)
-            scores = _add_scores(query, key, scores, y.dtype.element_ty == tl.bfloat16)
+            scores = _add_in_parts(query, tl.trans(key), scores, y.dtype.element_ty == tl.bfloat16)
         out = add_product(query, state, out, 2)
     if PER_CHANNEL:
         at = slot * BLOCK_T * BLOCK_T + (i * BLOCK_T)[:, None] + i[None, :]
@@ -79,8 +80,9 @@ def answer_chunks(
         logs = tl.load(g + t * g_token, mask=t < stop, other=0.0).to(tl.float32)
         scores *= decay_between(logs, i)
         out *= tl.exp(tl.cumsum(logs, 0))[:, None]
-    delta = tile_of(y, t, stop, y_token, d, y_dim, VALUE_DIM)
-    out = add_product(scores, delta, out, 2)
+    deltas += slot * BLOCK_T * VALUE_DIM
+    delta = tile_of(deltas, i, BLOCK_T, VALUE_DIM, d, 1, VALUE_DIM)
+    out = _add_in_parts(scores, delta, out, y.dtype.element_ty == tl.bfloat16)
     at = y + (t * y_token)[:, None] + (d * y_dim)[None, :]
     live = (t < stop)[:, None] & (d < VALUE_DIM)[None, :]
     tl.store(at, out.to(y.dtype.element_ty), mask=live)
@@ -88,12 +90,12 @@ def answer_chunks(
 
 @jit
 @no_type_check
-def _add_scores(query, key, scores, IN_PARTS: tl.constexpr):
-    """`scores + query @ key^T`; 16 bits of each side are more than y of bfloat16 has room for."""
-    if IN_PARTS and key.dtype == tl.float32:
-        high = key.to(tl.bfloat16)
-        low = (key - high.to(tl.float32)).to(tl.bfloat16)
-        scores = add_product(query, tl.trans(high), scores, 2)
-        return tl.dot(query.to(tl.bfloat16), tl.trans(low), scores)
+def _add_in_parts(a, b, total, IN_PARTS: tl.constexpr):
+    """`total + a @ b`; 16 bits of each side are more than y of bfloat16 has room for."""
+    if IN_PARTS and b.dtype == tl.float32:
+        high = b.to(tl.bfloat16)
+        low = (b - high.to(tl.float32)).to(tl.bfloat16)
+        total = add_product(a, high, total, 2)
+        return tl.dot(a.to(tl.bfloat16), low, total)
     else:
-        return add_product(query, tl.trans(key), scores, 2)
+        return add_product(a, b, total, 2)

@@ -20,7 +20,6 @@ def run_chunks(
     whole,  # [slots, heads], or with KEY_DIM behind
     states,  # [slots, heads, KEY_DIM, VALUE_DIM]
     ssm_state,  # [pages, heads, KEY_DIM, VALUE_DIM]
-    y,  # [tokens, heads, VALUE_DIM]
     pages,  # [rows]
     initial_pages,  # [rows]
     has_initial_state,  # [rows]
@@ -32,9 +31,6 @@ def run_chunks(
     s_head,
     s_k,
     s_v,
-    y_token,
-    y_head,
-    y_dim,
     first_row,
     REPEATS: tl.constexpr,
     KEY_DIM: tl.constexpr,
@@ -46,8 +42,8 @@ def run_chunks(
 ):
     """Some value channels of a head's state through all chunks of a row; see `solve_chunks`.
 
-    A chunk's corrections are left in y, and the state before it in `states`: what queries read
-    is no work for one program after the other.
+    A chunk's corrections are left in place of `of_values`, and the state before it in `states`:
+    what queries read is no work for one program after the other.
     """
     row, head = (first_row + tl.program_id(2)).to(tl.int64), tl.program_id(1).to(tl.int64)
     heads = tl.num_programs(1)
@@ -65,7 +61,6 @@ def run_chunks(
     state = _channels_of(from_there, c, s_k, limit, fits).to(tl.float32)
     state_e = _channels_of(from_there, e, s_k, limit, fits).to(tl.float32)
     k += head // REPEATS * k_head
-    y += head * y_head
     slot = (start // BLOCK_T + row) * heads + head
     states += d
     for first in range(start, stop, BLOCK_T):
@@ -86,9 +81,8 @@ def run_chunks(
         _store_channels(before, e, VALUE_DIM, KEY_DIM, fits, state_e)
         delta = tl.dot(of_c, state, delta, input_precision=FLOAT32_DOT)
         delta = tl.dot(of_e, state_e, delta, input_precision=FLOAT32_DOT)
-        at = y + (t * y_token)[:, None] + (d * y_dim)[None, :]
-        live = (t < stop)[:, None] & (d < VALUE_DIM)[None, :]
-        tl.store(at, delta.to(y.dtype.element_ty), mask=live)
+        at = of_values + in_slots * VALUE_DIM + (i * VALUE_DIM)[:, None] + d[None, :]
+        tl.store(at, delta, mask=fits[None, :])
         if PER_CHANNEL:
             of_slot = whole + slot * KEY_DIM
             state *= tl.load(of_slot + c, mask=c < KEY_DIM, other=0.0)[:, None]

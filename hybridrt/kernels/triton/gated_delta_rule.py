@@ -86,9 +86,9 @@ def gated_delta_rule(
     block_v = min(_VALUES, block_of(value_dim), max(16, _STATES // block_k))
     for first, count, _ in prefill_turns(batch):
         run_chunks[(triton.cdiv(value_dim, block_v), heads, count)](
-            *(k, of_state, of_values, to_end, whole, states, ssm_state, y),
+            *(k, of_state, of_values, to_end, whole, states, ssm_state),
             *(pages, initial_pages, batch.has_initial_state, batch.cu_seqlens_q),
-            *(*k.stride(), *ssm_state.stride(), *y.stride()),
+            *(*k.stride(), *ssm_state.stride()),
             first,
             **sizes,
             HALF_K=max(16, block_k // 2),
@@ -99,7 +99,7 @@ def gated_delta_rule(
         )
     block_v = min(_ANSWERS, block_of(value_dim))
     answer_chunks[(longest * triton.cdiv(value_dim, block_v), heads, num_rows - n)](
-        *(q, k, g, states, seen, y, batch.cu_seqlens_q),
+        *(q, k, g, of_values, states, seen, y, batch.cu_seqlens_q),
         *(*read_strides, *y.stride()),
         n,
         **sizes,
