@@ -1,12 +1,12 @@
 """Models of released geometries on one GPU: steps and prompts beside the floor, and transformers.
 
-    python benchmarks/gpu.py MODEL ... [--against] [--out FILE.json]
+    python benchmarks/gpu.py [MODEL ...] [--against MODEL ...] [--out FILE.json]
 
 Steps of 1 and 64 sequences behind 1,024 tokens, and a prompt of 8,192, of weights drawn at
 random in bfloat16 (`gpu_models.py`). The floor is of what the GPU does in the same process
 (`hybridrt.measure`), with the states that a step has to write. Beside what a step takes stands
 what the GPU was at work for it: the rest is the host's, which nothing hides. With `--against`: 32
-prompts of 128 tokens and 64 more each, here and in transformers.
+prompts of 128 tokens and 64 more each, here and in transformers, for the models it names.
 """
 
 import argparse
@@ -124,7 +124,7 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*", default=MODELS, choices=MODELS)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--against", action="store_true")
+    parser.add_argument("--against", nargs="*", default=(), choices=MODELS)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
     limits = measure_limits(CUDA, torch.bfloat16)
@@ -132,7 +132,7 @@ def main(arguments: Sequence[str]) -> None:
     print(f"{limits.operations_per_second / 1e12:.0f} TFLOP/s", flush=True)
     models: list[dict[str, Any]] = []
     for model in options.models:
-        models.append(measure(model, limits, options.repeats, options.against))
+        models.append(measure(model, limits, options.repeats, model in options.against))
         say(models[-1])
         if options.out:
             about = machine() | {"bytes_per_second": limits.bytes_per_second}
