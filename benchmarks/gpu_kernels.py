@@ -342,8 +342,6 @@ def cases() -> Iterator[Callable[[], Case]]:
         yield partial(convolution, batch)
         yield partial(scan, batch)
         yield partial(dual, batch)
-        yield partial(delta, batch, False)
-        yield partial(delta, batch, True)
     for tokens in (1, 8, 64, 128, 256, TOKENS):
         yield partial(experts, tokens)
         yield partial(experts, tokens, 512, 10, 512)
@@ -354,6 +352,9 @@ def cases() -> Iterator[Callable[[], Case]]:
     for shape in ((4096, 6144), (4096, 4096), (4096, 28672), (14336, 4096), (4096, 128256)):
         for tokens in (1, 64):
             yield partial(product, tokens, *shape)
+    for batch in (prefill(TOKENS), decodes(1, 100), decodes(64, 100)):
+        yield partial(delta, batch, False)
+        yield partial(delta, batch, True)
 
 
 def measure(case: Case) -> dict[str, Any]:
