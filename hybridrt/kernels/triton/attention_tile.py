@@ -104,9 +104,11 @@ def attend_tile(
     if SPLIT_LOOP:
         seen_by_all = tl.minimum(hi, context + tile * BLOCK_M // GROUP + 1)
         middle = lo + tl.maximum(seen_by_all - lo, 0) // BLOCK_N * BLOCK_N
-    of_k, of_v = k + kv_head * k_head + in_k * k_dim, v + kv_head * v_head + in_v * v_dim
-    of_ks = k_scale if k_scale is None else k_scale + kv_head * ks_head
-    of_vs = v_scale if v_scale is None else v_scale + kv_head * vs_head
+    k += kv_head * k_head
+    v += kv_head * v_head
+    if SCALES == 2:
+        k_scale += kv_head * ks_head
+        v_scale += kv_head * vs_head
     table += row * table_row
     largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -116,21 +118,23 @@ def attend_tile(
             queried,
             position,
             oldest,
-            of_k,
-            of_v,
-            of_ks,
-            of_vs,
+            k,
+            v,
+            k_scale,
+            v_scale,
             table,
             k_block,
             k_token,
+            k_dim,
             v_block,
             v_token,
+            v_dim,
             ks_block,
             ks_token,
             vs_block,
             vs_token,
-            fits_k,
-            fits_v,
+            in_k,
+            in_v,
             scale,
             cap,
             begin,
@@ -175,21 +179,23 @@ def _attend(
     queried,  # [BLOCK_M, BLOCK_K]
     position,  # [BLOCK_M]
     oldest,  # [BLOCK_M]: the first token that each query sees
-    of_k,  # [BLOCK_K]: a head's keys
-    of_v,  # [BLOCK_V]
-    of_ks,  # its scales
-    of_vs,
+    k,  # a head's keys
+    v,
+    k_scale,  # and scales
+    v_scale,
     table,  # [blocks]
     k_block,
     k_token,
+    k_dim,
     v_block,
     v_token,
+    v_dim,
     ks_block,
     ks_token,
     vs_block,
     vs_token,
-    fits_k,
-    fits_v,
+    in_k,  # [BLOCK_K]
+    in_v,  # [BLOCK_V]
     scale,
     cap,
     begin,  # the token with which the table begins
@@ -213,31 +219,39 @@ def _attend(
         seen = tile_start + tl.arange(0, BLOCK_N)
         live = seen < hi
         place = seen - begin
-        block = tl.load(table + place // BLOCK_SIZE, mask=live if MASKED else None)
+        block = tl.load(table + place // BLOCK_SIZE, mask=live, other=0)
         block, offset = block.to(tl.int64), (place % BLOCK_SIZE).to(tl.int64)
-        at_k = of_k[:, None] + (block * k_block + offset * k_token)[None, :]
-        at_v = of_v[None, :] + (block * v_block + offset * v_token)[:, None]
-        if MASKED:
-            keys = tl.load(at_k, mask=fits_k[:, None] & live[None, :], other=0.0)
-            values = tl.load(at_v, mask=live[:, None] & fits_v[None, :], other=0.0)
-        else:
-            keys = tl.load(at_k, mask=None if DIM_K == BLOCK_K else fits_k[:, None])
-            values = tl.load(at_v, mask=None if DIM_V == BLOCK_V else fits_v[None, :])
-        keys, values = keys.to(queried.dtype), values.to(queried.dtype)
+        # Pointers are put together here: as many as numbers of a tile take all registers else.
+        of_k = k + (block * k_block + offset * k_token)[None, :] + (in_k * k_dim)[:, None]
+        fits = (in_k < DIM_K)[:, None]
+        keys = _load(of_k, fits, live[None, :], DIM_K == BLOCK_K, MASKED).to(queried.dtype)
         scores = tl.dot(queried, keys, input_precision=FLOAT32_DOT) * scale
         v_scales = 1.0
         if SCALES == 2:
-            at_ks, at_vs = (
-                block * ks_block + offset * ks_token,
-                block * vs_block + offset * vs_token,
-            )
-            scores *= tl.load(of_ks + at_ks, mask=live, other=0.0)[None, :]
-            v_scales = tl.load(of_vs + at_vs, mask=live, other=0.0)[None, :]
+            of_ks = block * ks_block + offset * ks_token
+            of_vs = block * vs_block + offset * vs_token
+            scores *= tl.load(k_scale + of_ks, mask=live, other=0.0)[None, :]
+            v_scales = tl.load(v_scale + of_vs, mask=live, other=0.0)[None, :]
         if HAS_CAP:
             scores = soft_capped(scores, cap)
+        of_v = v + (block * v_block + offset * v_token)[:, None] + (in_v * v_dim)[None, :]
+        fits = (in_v < DIM_V)[None, :]
+        values = _load(of_v, fits, live[:, None], DIM_V == BLOCK_V, MASKED).to(queried.dtype)
         scores *= LOG2_E
         if MASKED:
             sees = (seen[None, :] <= position[:, None]) & (seen[None, :] >= oldest[:, None])
             scores = tl.where(sees & live[None, :], scores, float("-inf"))
         largest, total, acc = add_tile(scores, values, v_scales, largest, total, acc, MASKED)
     return largest, total, acc
+
+
+@jit
+@no_type_check
+def _load(at, fits, live, ALL_FIT: tl.constexpr, MASKED: tl.constexpr):
+    """What fits a block, of tokens that are there; without a mask where all of it is."""
+    if MASKED:
+        return tl.load(at, mask=fits & live, other=0.0)
+    elif ALL_FIT:
+        return tl.load(at)
+    else:
+        return tl.load(at, mask=fits, other=0.0)
