@@ -19,8 +19,6 @@ from hybridrt.kernels.triton.latent_tile import attend_latents
 from hybridrt.kernels.triton.launch import block_of, row_strides
 from hybridrt.kernels.triton.paged_attention import paged_attention
 
-_STAGES = 2  # of loads that are under way
-
 
 def mla_attention(
     q_nope: Float[Tensor, "tokens heads nope_dim"],
@@ -73,7 +71,7 @@ def _decode(
     (n, heads, _), (_, block_size, rank) = q.shape, latents.c_kv.shape
     out = q.new_empty(n, heads, rank)
     most_tokens = pages.page_table.shape[1] * block_size
-    programs = n * triton.cdiv(heads, _tile(1, heads, rank * q.itemsize)[0])
+    programs = n * triton.cdiv(heads, _tile(1, heads, rank, q.itemsize)[0])
     splits = num_splits(q, programs, min(most_tokens, reach.window or most_tokens))
     if splits == 1:
         _launch(q, 0, latents, pages, batch, scale, reach, out, (0, n), 1)
@@ -150,7 +148,7 @@ def _launch(
     """
     c_kv, k_pe, c_scale = latents.c_kv, latents.k_pe, latents.c_kv_scale
     (_, block_size, rank), rope_dim, heads = c_kv.shape, k_pe.shape[-1], q.shape[1]
-    block_m, block_n, warps = _tile(most_queries, heads, rank * q.itemsize)
+    block_m, block_n, warps = _tile(most_queries, heads, rank, q.itemsize)
     if c_scale is not None:
         warps = 8  # a tile of scales, as wide as the latents', is in registers too
     grid = (triton.cdiv(most_queries * heads, block_m), rows[1] - rows[0], splits)
@@ -187,17 +185,18 @@ def _launch(
         BLOCK_M=block_m,
         BLOCK_N=block_n,
         num_warps=warps,
-        # Of float32 one, of which a GPU has seen no illegal access of memory; of two it has.
-        num_stages=_STAGES if rank <= 512 and q.itemsize == 2 else 1,
+        num_stages=2 if rank * q.itemsize <= 1024 else 1,
     )
 
 
-def _tile(most_queries: int, heads: int, bytes_a_latent: int) -> tuple[int, int, int]:
+def _tile(most_queries: int, heads: int, rank: int, itemsize: int) -> tuple[int, int, int]:
     """Queries and latents of a tile, and its warps. A row of a tile is a head at a token.
 
     Tall enough for all heads of a decode row, or for 64, which fill a warp group's product. The
     accumulator is as wide as a latent: 64 rows of 512 channels take half the registers of 8 warps.
+    In float32, tiles of more rows gave wrong numbers on an H200 (Triton 3.6, 8 warps).
     """
-    is_wide = bytes_a_latent > 1024
-    block_m = min(32 if is_wide else 64, block_of(most_queries * heads))
+    is_wide = rank * itemsize > 1024
+    most = 16 if itemsize > 2 else 32 if is_wide else 64
+    block_m = min(most, block_of(most_queries * heads))
     return block_m, 16 if is_wide else 32, 4 if block_m == 16 else 8
