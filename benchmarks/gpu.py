@@ -2,6 +2,8 @@
 
     python benchmarks/gpu.py [MODEL ...] [--against MODEL ...] [--out FILE.json]
 
+With `--out`, the tables stand beside it as Markdown.
+
 Steps of 1 and 64 sequences behind 1,024 tokens, and a prompt of 8,192, of weights drawn at
 random in bfloat16 (`gpu_models.py`). The floor is of what the GPU does in the same process
 (`hybridrt.measure`), with the states that a step has to write. Beside what a step takes stands
@@ -12,6 +14,7 @@ prompts of 128 tokens and 64 more each, here and in transformers, for the models
 import argparse
 import gc
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from itertools import pairwise
@@ -19,6 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import gpu_tables
 import torch
 from about import machine
 from gpu_models import MODELS, random_llm, random_transformers
@@ -139,6 +143,8 @@ def main(arguments: Sequence[str]) -> None:
             about |= {"operations_per_second": limits.operations_per_second}
             text = json.dumps({"machine": about, "models": models}, indent=1)
             options.out.write_text(text + "\n", encoding="utf-8")
+            command = shlex.join(["python", "benchmarks/gpu.py", *arguments])
+            gpu_tables.write(options.out, command, about, gpu_tables.of_models(models))
         gc.collect()
         torch.cuda.empty_cache()
 

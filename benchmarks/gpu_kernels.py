@@ -9,6 +9,7 @@ time is the median of a CUDA graph's launches, so that no host is in it.
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gpu_tables
 import torch
 from about import machine
 from torch import Tensor
@@ -389,6 +391,8 @@ def main(arguments: Sequence[str]) -> None:
         if options.out:
             text = json.dumps({"machine": machine(), "kernels": rows}, indent=1)
             options.out.write_text(text + "\n", encoding="utf-8")
+            command = shlex.join(["python", "benchmarks/gpu_kernels.py", *arguments])
+            gpu_tables.write(options.out, command, machine(), gpu_tables.of_kernels(rows))
 
 
 def _cell(case: Case, name: str, took: Any) -> str:
