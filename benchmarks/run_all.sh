@@ -61,6 +61,12 @@ table quantisation python -m training.evaluate hybridrt/demo --prompts 1000 --se
     --dtype bfloat16 --quantization none int8 int4
 table quantisation python benchmarks/quantisation.py
 
+# On a GPU: models of released geometries, and kernels beside others'.
+if python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
+    table gpu python benchmarks/gpu.py --against llama nemotron_h jamba --out $results/gpu.json
+    table gpu_kernels python benchmarks/gpu_kernels.py --out $results/gpu_kernels.json
+fi
+
 # What recorded decode steps gain: prints what taped_decode.md has.
 table taped_decode python benchmarks/taped_decode.py
 
