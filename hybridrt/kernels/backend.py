@@ -45,6 +45,14 @@ def triton_runs(device: torch.device) -> bool:
     return device.type == "cuda" and _installed("triton")
 
 
+def triton_takes(tensor: Tensor) -> bool:
+    """Whether a Triton kernel can have what a compiler would put into a kernel of its own.
+
+    That is for small operations, which a compiler joins with what stands beside them.
+    """
+    return triton_runs(tensor.device) and not is_compiling()
+
+
 def choose_state_backend(requested: str, device: torch.device) -> StateBackend:
     """The backend for layers of the kind `state` on this device.
 

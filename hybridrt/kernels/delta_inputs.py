@@ -2,9 +2,8 @@
 
 from jaxtyping import Float, Float32
 from torch import Tensor
-from torch.compiler import is_compiling
 
-from hybridrt.kernels.backend import numba_takes, triton_runs
+from hybridrt.kernels.backend import numba_takes, triton_takes
 from hybridrt.kernels.reference import delta_inputs as reference
 
 
@@ -32,7 +31,7 @@ def delta_inputs(
         from hybridrt.kernels.cpu import delta_inputs as cpu
 
         return cpu.delta_inputs(qk, a, b, A_log, dt_bias, key_heads, beta_scale)
-    if triton_runs(qk.device) and not is_compiling():
+    if triton_takes(qk):
         from hybridrt.kernels.triton import delta_inputs as on_gpu
 
         return on_gpu.delta_inputs(qk, a, b, A_log, dt_bias, key_heads, beta_scale)

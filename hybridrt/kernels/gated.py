@@ -5,10 +5,9 @@ from math import inf
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.compiler import is_compiling
 from torch.nn import functional as F
 
-from hybridrt.kernels.backend import numba_takes, triton_runs
+from hybridrt.kernels.backend import numba_takes, triton_takes
 from hybridrt.kernels.reference import gates as reference
 from hybridrt.kernels.reference.gates import Gating
 
@@ -27,7 +26,7 @@ def gated(
         from hybridrt.kernels.cpu import gated as cpu
 
         return cpu.silu_gated(gate_up)
-    if _is_for_triton(gate_up):
+    if triton_takes(gate_up):
         from hybridrt.kernels.triton import gated as on_gpu
 
         return on_gpu.gated(gate_up, gating, alpha, limit)
@@ -42,7 +41,7 @@ def gated_by(
         from hybridrt.kernels.cpu import gated as cpu
 
         return cpu.silu_times(gate, values)
-    if _is_for_triton(values):
+    if triton_takes(values):
         from hybridrt.kernels.triton import gated as on_gpu
 
         return on_gpu.gated_by(values, gate)
@@ -53,7 +52,7 @@ def sigmoid_gated(
     values: Float[Tensor, "*batch size"], gate: Float[Tensor, "*batch size_or_one"]
 ) -> Float[Tensor, "*batch size"]:
     """`sigmoid(gate) * values`, with a gate each, or one for all of the last axis."""
-    if _is_for_triton(values):
+    if triton_takes(values):
         from hybridrt.kernels.triton import gated as on_gpu
 
         return on_gpu.sigmoid_gated(values, gate)
@@ -70,13 +69,8 @@ def add_gated(
         from hybridrt.kernels.cpu import gated as cpu
 
         return cpu.add_gated(values, more, gate)
-    if _is_for_triton(values):
+    if triton_takes(values):
         from hybridrt.kernels.triton import gated as on_gpu
 
         return on_gpu.add_gated(values, more, gate)
     return values + gate.sigmoid() * more
-
-
-def _is_for_triton(x: Float[Tensor, "..."]) -> bool:
-    """Whether a kernel of Triton takes it. A compiler makes its own, with what stands beside."""
-    return triton_runs(x.device) and not is_compiling()

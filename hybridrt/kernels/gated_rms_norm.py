@@ -4,9 +4,8 @@ from typing import Literal
 
 from jaxtyping import Float
 from torch import Tensor
-from torch.compiler import is_compiling
 
-from hybridrt.kernels.backend import numba_takes, triton_runs
+from hybridrt.kernels.backend import numba_takes, triton_takes
 from hybridrt.kernels.reference import gated_rms_norm as reference
 
 
@@ -29,7 +28,7 @@ def gated_rms_norm(
         from hybridrt.kernels.cpu import gated_rms_norm as cpu
 
         return cpu.gated_rms_norm(*args)
-    if triton_runs(x.device) and not is_compiling():
+    if triton_takes(x):
         from hybridrt.kernels.triton import gated_rms_norm as on_gpu
 
         return on_gpu.gated_rms_norm(*args)

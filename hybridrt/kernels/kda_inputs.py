@@ -2,9 +2,8 @@
 
 from jaxtyping import Float, Float32
 from torch import Tensor
-from torch.compiler import is_compiling
 
-from hybridrt.kernels.backend import triton_runs
+from hybridrt.kernels.backend import triton_takes
 from hybridrt.kernels.reference import kda_inputs as reference
 
 
@@ -29,7 +28,7 @@ def kda_inputs(
     sigmoid(exp(A_log) (f + dt_bias))`; beta is `sigmoid(b)`.
     """
     args = (q, k, f, b, A_log, dt_bias, decay_bound)
-    if triton_runs(q.device) and not is_compiling():
+    if triton_takes(q):
         from hybridrt.kernels.triton import kda_inputs as on_gpu
 
         return on_gpu.kda_inputs(*args)

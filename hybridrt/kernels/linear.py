@@ -8,10 +8,9 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.compiler import is_compiling
 from torch.nn import functional as F
 
-from hybridrt.kernels.backend import has_numba, numba_takes, triton_runs
+from hybridrt.kernels.backend import has_numba, numba_takes, triton_takes
 from hybridrt.kernels.blocked_matrices import BLOCK, BlockedMatrices
 from hybridrt.kernels.quantised_linear import (
     QuantisedMatrices,
@@ -133,7 +132,7 @@ def linear(
         weight = weight.packed if weight.packed.is_mkldnn else weight.plain()
     if weight.is_mkldnn:
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    if triton_runs(x.device) and not is_compiling():
+    if triton_takes(x):
         from hybridrt.kernels.triton import one_row
 
         if one_row.takes(x, weight):

@@ -2,15 +2,14 @@
 
 from jaxtyping import Float
 from torch import Tensor
-from torch.compiler import is_compiling
 from torch.nn import functional as F
 
-from hybridrt.kernels.backend import triton_runs
+from hybridrt.kernels.backend import triton_takes
 
 
 def relu2(x: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size"]:
     """`relu(x)^2` (Primer, arXiv 2109.08668), in a new tensor of x's dtype."""
-    if triton_runs(x.device) and not is_compiling():
+    if triton_takes(x):
         from hybridrt.kernels.triton import gated as on_gpu
 
         return on_gpu.relu2(x)

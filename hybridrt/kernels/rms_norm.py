@@ -2,9 +2,8 @@
 
 from jaxtyping import Float
 from torch import Tensor
-from torch.compiler import is_compiling
 
-from hybridrt.kernels.backend import numba_takes, triton_runs
+from hybridrt.kernels.backend import numba_takes, triton_takes
 from hybridrt.kernels.reference import rms_norm as reference
 
 
@@ -22,7 +21,7 @@ def rms_norm(
         from hybridrt.kernels.cpu import rms_norm as cpu
 
         return cpu.rms_norm(x, weight, eps, offset)
-    if _is_for_triton(x):
+    if triton_takes(x):
         from hybridrt.kernels.triton import rms_norm as on_gpu
 
         return on_gpu.rms_norm(x, weight, eps, offset)
@@ -44,13 +43,8 @@ def add_rms_norm(
         from hybridrt.kernels.cpu import rms_norm as cpu
 
         return cpu.add_rms_norm(x, y, weight, eps, offset)
-    if _is_for_triton(x):
+    if triton_takes(x):
         from hybridrt.kernels.triton import rms_norm as on_gpu
 
         return on_gpu.add_rms_norm(x, y, weight, eps, offset)
     return reference.add_rms_norm(x, y, weight, eps, offset)
-
-
-def _is_for_triton(x: Float[Tensor, "*rows size"]) -> bool:
-    """Whether a kernel of Triton takes it. A compiler makes its own, with what stands beside."""
-    return triton_runs(x.device) and not is_compiling()

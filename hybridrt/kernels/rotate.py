@@ -2,9 +2,8 @@
 
 from jaxtyping import Float, Float32, Int64
 from torch import Tensor
-from torch.compiler import is_compiling
 
-from hybridrt.kernels.backend import numba_takes, triton_runs
+from hybridrt.kernels.backend import numba_takes, triton_takes
 from hybridrt.kernels.reference import rotate as reference
 from hybridrt.kernels.rms_norm import rms_norm
 
@@ -25,7 +24,7 @@ def rotate(
         from hybridrt.kernels.cpu import rotate as cpu
 
         return cpu.rotate(x, table, positions, interleaved, back)
-    if _is_for_triton(x):
+    if triton_takes(x):
         from hybridrt.kernels.triton import rotate as on_gpu
 
         return on_gpu.rotate(x, table, positions, interleaved, back)
@@ -44,7 +43,7 @@ def rotate_normed(
     interleaved: bool = False,
 ) -> tuple[Float[Tensor, "tokens heads head_dim"], Float[Tensor, "tokens kv_heads head_dim"]]:
     """`rotate` of the `rms_norm` of every head of queries and of keys, in their weights' dtypes."""
-    if _is_for_triton(q):
+    if triton_takes(q):
         from hybridrt.kernels.triton import rotate as on_gpu
 
         norm = (q_weight, k_weight, eps, offset)
@@ -52,8 +51,3 @@ def rotate_normed(
     q, k = rms_norm(q, q_weight, eps, offset), rms_norm(k, k_weight, eps, offset)
     where = (table, positions, interleaved)
     return rotate(q, *where), rotate(k, *where)
-
-
-def _is_for_triton(x: Float[Tensor, "tokens heads head_dim"]) -> bool:
-    """Whether a kernel of Triton takes it. A compiler makes its own, with what stands beside."""
-    return triton_runs(x.device) and not is_compiling()

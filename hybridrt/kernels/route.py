@@ -2,9 +2,8 @@
 
 from jaxtyping import Float, Float32, Int64
 from torch import Tensor
-from torch.compiler import is_compiling
 
-from hybridrt.kernels.backend import has_numba, triton_runs
+from hybridrt.kernels.backend import has_numba, triton_takes
 from hybridrt.kernels.reference import route as reference
 from hybridrt.kernels.reference.route import Routing
 
@@ -28,7 +27,7 @@ def route(
 
         if cpu.takes(x, weight):
             return cpu.route(x, weight, correction_bias, routing)
-    if triton_runs(x.device) and not is_compiling():
+    if triton_takes(x):
         from hybridrt.kernels.triton import route as on_gpu
 
         return on_gpu.route(x, weight, correction_bias, routing)

@@ -4,9 +4,8 @@ from math import inf
 
 from jaxtyping import Float, Float32
 from torch import Tensor
-from torch.compiler import is_compiling
 
-from hybridrt.kernels.backend import has_numba, numba_takes, triton_runs
+from hybridrt.kernels.backend import has_numba, numba_takes, triton_takes
 from hybridrt.kernels.reference import scan_inputs as reference
 
 
@@ -25,7 +24,7 @@ def scan_inputs(
         from hybridrt.kernels.cpu import scan_inputs as cpu
 
         return cpu.scan_inputs(dt, dt_bias, A_log, limits)
-    if triton_runs(dt.device) and not is_compiling():
+    if triton_takes(dt):
         from hybridrt.kernels.triton import scan_inputs as on_gpu
 
         return on_gpu.scan_inputs(dt, dt_bias, A_log, limits)

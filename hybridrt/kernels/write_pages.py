@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 from jaxtyping import Int64, Shaped
 from torch import Tensor
-from torch.compiler import is_compiling
 
-from hybridrt.kernels.backend import has_numba, triton_runs
+from hybridrt.kernels.backend import has_numba, triton_runs, triton_takes
 from hybridrt.kernels.op import is_observed, nothing, torch_op
 from hybridrt.kernels.reference import write_pages as reference
 
@@ -46,7 +45,7 @@ def write_each(
     The caches, which may be of unlike sizes and dtypes, must not overlap. In one launch where
     that can be; whoever observes calls is shown `write_pages` of each.
     """
-    if triton_runs(slots.device) and not is_compiling() and not is_observed():
+    if triton_takes(slots) and not is_observed():
         from hybridrt.kernels.triton import write_pages as on_gpu
 
         return on_gpu.write_each(values, caches, slots)
