@@ -57,7 +57,7 @@ def gated_delta_rule(
         )
     if n == num_rows:
         return y
-    # As layers give them. In bfloat16, at sizes of models, an H200 accessed memory that isn't there.
+    # As layers give them. In bfloat16, at a model's sizes, an H200 accessed memory out of bounds.
     q, k = q.float(), k.float()
     read_strides = (*q.stride(), *k.stride(), *g_strides)
     # What needs no state comes first, for chunks of all rows at once, those that follow too; and
