@@ -27,6 +27,11 @@ ON_GPU = pytest.mark.parametrize(
 )
 """For what only a GPU has."""
 
+ONE_DTYPE_HERE = pytest.mark.parametrize(
+    "place", [PLACES[0], *PLACES[2:]], indirect=True, ids=["cpu", "float32", "bfloat16", "float16"]
+)
+"""For what takes the interpreter long, whose float16 has another rounding and nothing else."""
+
 IN_INTERPRETER = pytest.mark.parametrize("place", [("cpu", torch.float32)], indirect=True)
 """For what has its tensors on the CPU."""
 

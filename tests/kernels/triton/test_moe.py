@@ -9,6 +9,7 @@ from torch import Tensor
 from hybridrt.kernels.reference.gates import Gating
 from tests.harness.tolerance import assert_right
 from tests.kernels import test_moe as experts
+from tests.kernels.triton.conftest import ONE_DTYPE_HERE
 
 Place = tuple[str, torch.dtype]
 
@@ -53,6 +54,7 @@ def test_odd_sizes(place: Place, hidden: int, inner: int) -> None:
     experts.test_sizes(place[0], place[1], hidden, inner, tokens=3)
 
 
+@ONE_DTYPE_HERE
 @pytest.mark.parametrize("biased", [False, True], ids=["plain", "biased"])
 @pytest.mark.parametrize(
     "gating",

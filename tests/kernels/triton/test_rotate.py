@@ -7,6 +7,7 @@ from torch import Tensor
 from hybridrt.kernels.reference.rms_norm import rms_norm as reference_norm
 from hybridrt.kernels.reference.rotate import rotate as reference
 from tests.harness.tolerance import assert_close, assert_twice_at_most
+from tests.kernels.triton.conftest import ONE_DTYPE_HERE
 
 Place = tuple[str, torch.dtype]
 SIZES = [(1, 1, 2), (3, 64, 128), (5, 3, 6), (2, 40, 80), (7, 33, 48)]
@@ -72,6 +73,7 @@ def _normed(x: Tensor, weight: Tensor, offset: float) -> Tensor:
     return (weight + offset) * x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-5)
 
 
+@ONE_DTYPE_HERE
 @pytest.mark.parametrize("offset", [0.0, 1.0])
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("still", [0, 1, 24])

@@ -7,6 +7,7 @@ from torch import Tensor
 from hybridrt.kernels.reference import route as reference
 from hybridrt.kernels.reference.route import GroupScore, Routing, Scores
 from tests.harness.tolerance import assert_close
+from tests.kernels.triton.conftest import ONE_DTYPE_HERE
 
 Place = tuple[str, torch.dtype]
 
@@ -32,6 +33,7 @@ def _check(x: Tensor, weight: Tensor, bias: Tensor | None, routing: Routing) -> 
     assert_close(weights, right_weights.double())
 
 
+@ONE_DTYPE_HERE
 @pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
 @pytest.mark.parametrize("normed", [False, True], ids=["as they are", "normed"])
 @pytest.mark.parametrize("biased", [False, True], ids=["plain", "biased"])

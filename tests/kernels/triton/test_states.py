@@ -18,7 +18,7 @@ from tests.kernels import test_gated_delta_rule as delta
 from tests.kernels import test_selective_scan as scan
 from tests.kernels import test_ssd as dual
 from tests.kernels.test_following_rows import Chain, Company
-from tests.kernels.triton.conftest import IN_INTERPRETER, ON_GPU
+from tests.kernels.triton.conftest import IN_INTERPRETER, ON_GPU, ONE_DTYPE_HERE
 
 Place = tuple[str, torch.dtype]
 MIXED = Ragged(((3, 1), (1, 1), (0, 33), (5, 2), (0, 1)), 2)
@@ -43,6 +43,7 @@ def _put_in(put_in: Any, place: Place) -> None:
         put_in(following, kernel.__name__, kernel)
 
 
+@ONE_DTYPE_HERE
 @pytest.mark.parametrize("activated", [True, False])
 @pytest.mark.parametrize(("channels", "width"), [(16, 4), (5, 19), *conv.SIZES])
 def test_convolution(place: Place, channels: int, width: int, activated: bool) -> None:
@@ -86,6 +87,7 @@ AT_ENDS = Ragged(
 MANY = Ragged((*((2, 1),) * 2, *((i % 3, 1 + i % 2) for i in range(70)), (0, 66)), 2)
 
 
+@ONE_DTYPE_HERE
 @pytest.mark.parametrize(
     ("lengths", "chunk_size"),
     [(AT_ENDS, 64), (AT_ENDS, 128), (MANY, 64)],
@@ -128,6 +130,7 @@ def _ssd_of_a_row(place: Place, before: int, behind: int, wide: bool) -> tuple[T
     return y[start : start + 150], state[before]
 
 
+@ONE_DTYPE_HERE
 @pytest.mark.parametrize(
     ("before", "behind", "wide"), [(0, 0, True), (2, 1, False), (3, 0, True), (66, 0, False)]
 )
@@ -155,6 +158,7 @@ def test_ssd_of_blocks_that_forget_everything(place: Place) -> None:
     dual.assert_close(on_device[-1][:1], exact_states)
 
 
+@ONE_DTYPE_HERE
 @pytest.mark.parametrize("sizes", [delta.PLAIN, delta.PER_CHANNEL, *delta.ODD], ids=str)
 def test_delta_rule(place: Place, sizes: delta.Sizes) -> None:
     if place == ("cpu", torch.float16) and sizes.heads > 1:
@@ -179,6 +183,7 @@ def test_delta_rule_of_a_row_longer_than_a_chunk(place: Place, sizes: delta.Size
     delta._check(LENGTHS[2], place[1], (place[0], "triton"), sizes)
 
 
+@ONE_DTYPE_HERE
 @pytest.mark.parametrize("per_channel", [False, True], ids=["per head", "per channel"])
 def test_delta_rule_of_rows_of_about_a_chunk(place: Place, per_channel: bool) -> None:
     """Slots of chunks lie close together here. Channels are more than one product takes."""
@@ -232,6 +237,7 @@ def test_nothing_is_forgotten_and_twice_or_none_is_corrected(
 COMPANY = Company(2, (Chain(0, (3, 1, 1)), Chain(0, (1,)), Chain("own", (1, 5)), Chain(None, (2,))))
 
 
+@ONE_DTYPE_HERE
 @pytest.mark.parametrize(
     "name", [k for k in following.KERNELS if k not in ("recent_inputs", "linear_recurrence")]
 )
@@ -239,6 +245,7 @@ def test_rows_that_follow_are_steps_of_their_own_bit_for_bit(place: Place, name:
     following._check(following.KERNELS[name], (place[0], "triton"), COMPANY, place[1])
 
 
+@ONE_DTYPE_HERE
 @pytest.mark.parametrize("name", ["ssd", "gated_delta_rule", "KDA"])
 def test_a_row_longer_than_a_chunk_and_one_that_follows(place: Place, name: str) -> None:
     company = Company(0, (Chain("own", (70, 33)),))
