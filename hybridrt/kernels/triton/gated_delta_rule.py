@@ -33,7 +33,7 @@ def gated_delta_rule(
     initial_pages: Int64[Tensor, " rows"],
     batch: Rows,
 ) -> Float[Tensor, "tokens heads head_v_dim"]:
-    """See `hybridrt.kernels.gated_delta_rule`."""
+    """See `hybridrt.kernels.gated_delta_rule`. Prefills take q and k in float32."""
     y = torch.empty_like(v)
     heads, key_dim, value_dim = ssm_state.shape[1:]
     g_strides = g.stride() if g.dim() == 3 else (*g.stride(), 0)

@@ -15,9 +15,7 @@ def add_product(a, b, total, PARTS: tl.constexpr):
     Three have all of float32's digits, two have 16 bits. They cost half of what float32 does,
     as the other side is exact.
     """
-    if a.dtype == tl.bfloat16 and b.dtype == tl.bfloat16:
-        return tl.dot(a, b, total)
-    elif b.dtype == tl.bfloat16:
+    if b.dtype == tl.bfloat16:
         a = a.to(tl.float32)
         for _ in tl.static_range(PARTS):
             part = a.to(tl.bfloat16)
