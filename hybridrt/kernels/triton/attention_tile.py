@@ -4,7 +4,7 @@ from typing import no_type_check
 
 import triton.language as tl
 
-from hybridrt.kernels.triton.launch import FLOAT32_DOT, LOG2_E, jit
+from hybridrt.kernels.triton.launch import FLOAT32_DOT, LOG2_E, jit, kernel, wait_for_earlier
 from hybridrt.kernels.triton.softmax import (
     add_tile,
     divided,
@@ -15,7 +15,7 @@ from hybridrt.kernels.triton.softmax import (
 )
 
 
-@jit(do_not_specialize=["first_row", "splits"])
+@kernel(do_not_specialize=["first_row", "splits"])
 @no_type_check
 def attend_tile(
     q,  # [tokens, kv_heads * GROUP, DIM_K]
@@ -71,6 +71,7 @@ def attend_tile(
     BLOCK_N: tl.constexpr,
 ):
     """A tile of one row's queries, of all heads of a group, over a split of what it sees."""
+    wait_for_earlier()
     row = (first_row + tl.program_id(1)).to(tl.int64)
     kv_head, split = (tl.program_id(2) // splits).to(tl.int64), tl.program_id(2) % splits
     # The last queries see the most, so their tiles begin first.

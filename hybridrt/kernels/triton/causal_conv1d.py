@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hybridrt.batch import Rows
 from hybridrt.kernels.triton.gates import sigmoid
-from hybridrt.kernels.triton.launch import block_of, jit
+from hybridrt.kernels.triton.launch import block_of, kernel, wait_for_earlier
 from hybridrt.kernels.triton.states import if_so, pages_of, prefill_turns, tokens_of
 
 _CHANNELS = 128  # of a decode row for a program: one for each of its threads
@@ -72,7 +72,7 @@ def causal_conv1d(
     return out
 
 
-@jit
+@kernel
 @no_type_check
 def _step(
     x,  # [tokens, channels]
@@ -96,6 +96,7 @@ def _step(
     SILU: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
+    wait_for_earlier()
     row = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1).to(tl.int64) * BLOCK_C + tl.arange(0, BLOCK_C)
     fits = channel < channels
@@ -122,7 +123,7 @@ def _step(
     tl.store(at, total.to(out.dtype.element_ty), mask=fits)
 
 
-@jit(do_not_specialize=["first_row"])
+@kernel(do_not_specialize=["first_row"])
 @no_type_check
 def _convolve(
     x,  # [tokens, channels]
@@ -151,6 +152,7 @@ def _convolve(
     BLOCK_C: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
+    wait_for_earlier()
     row = (first_row + tl.program_id(1)).to(tl.int64)
     start, stop = tokens_of(row, cu_seqlens, False)
     first = start + tl.program_id(0) * TOKENS
@@ -192,7 +194,7 @@ def _convolve(
         tl.store(at, total.to(out.dtype.element_ty), mask=live)
 
 
-@jit(do_not_specialize=["first_row"])
+@kernel(do_not_specialize=["first_row"])
 @no_type_check
 def _leave(
     x,  # [tokens, channels]
@@ -211,6 +213,7 @@ def _leave(
     WIDTH: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
+    wait_for_earlier()
     row = (first_row + tl.program_id(0)).to(tl.int64)
     start, stop = tokens_of(row, cu_seqlens, False)
     initial, page = pages_of(row, pages, initial_pages, has_initial_state, False)

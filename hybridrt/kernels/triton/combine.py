@@ -7,7 +7,13 @@ import triton.language as tl
 from jaxtyping import Float, Float32
 from torch import Tensor
 
-from hybridrt.kernels.triton.launch import LOG2_E, block_of, jit, num_processors
+from hybridrt.kernels.triton.launch import (
+    LOG2_E,
+    block_of,
+    kernel,
+    num_processors,
+    wait_for_earlier,
+)
 
 _LEAST_SPLIT = 128  # tokens: below it a split costs more than it saves
 _MOST_SPLITS = 64
@@ -46,7 +52,7 @@ def combine(
     )
 
 
-@jit
+@kernel
 @no_type_check
 def _combine(
     parts,  # [tokens, heads, SPLITS, DIM]
@@ -63,6 +69,7 @@ def _combine(
     BLOCK_S: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
+    wait_for_earlier()
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     split, dim = tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_D)
     at = (token * heads + head) * SPLITS + split

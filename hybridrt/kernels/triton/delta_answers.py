@@ -5,12 +5,12 @@ from typing import no_type_check
 import triton.language as tl
 
 from hybridrt.kernels.triton.delta_decays import decay_between, tile_of
-from hybridrt.kernels.triton.launch import jit
+from hybridrt.kernels.triton.launch import jit, kernel, wait_for_earlier
 from hybridrt.kernels.triton.products import add_product
 from hybridrt.kernels.triton.states import tokens_of
 
 
-@jit(do_not_specialize=["first_row"])
+@kernel(do_not_specialize=["first_row"])
 @no_type_check
 def answer_chunks(
     q,  # [tokens, heads // REPEATS, KEY_DIM]
@@ -43,6 +43,7 @@ def answer_chunks(
     BLOCK_T: tl.constexpr,
 ):
     """Some value channels of y for a chunk of a head."""
+    wait_for_earlier()
     parts: tl.constexpr = (VALUE_DIM + BLOCK_V - 1) // BLOCK_V
     row, head = (first_row + tl.program_id(2)).to(tl.int64), tl.program_id(1).to(tl.int64)
     chunk = tl.program_id(0) // parts

@@ -5,12 +5,12 @@ from typing import no_type_check
 import triton.language as tl
 
 from hybridrt.kernels.triton.delta_decays import tile_of
-from hybridrt.kernels.triton.launch import FLOAT32_DOT, jit
+from hybridrt.kernels.triton.launch import FLOAT32_DOT, jit, kernel, wait_for_earlier
 from hybridrt.kernels.triton.products import add_product
 from hybridrt.kernels.triton.states import if_so, pages_of, tokens_of
 
 
-@jit(do_not_specialize=["first_row"])
+@kernel(do_not_specialize=["first_row"])
 @no_type_check
 def run_chunks(
     k,  # [tokens, heads // REPEATS, KEY_DIM]
@@ -45,6 +45,7 @@ def run_chunks(
     A chunk's corrections are left in place of `of_values`, and the state before it in `states`:
     what queries read is no work for one program after the other.
     """
+    wait_for_earlier()
     row, head = (first_row + tl.program_id(2)).to(tl.int64), tl.program_id(1).to(tl.int64)
     heads = tl.num_programs(1)
     start, stop = tokens_of(row, cu_seqlens, False)

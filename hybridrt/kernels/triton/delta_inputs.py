@@ -9,7 +9,7 @@ from jaxtyping import Float, Float32
 from torch import Tensor
 
 from hybridrt.kernels.triton.gates import sigmoid
-from hybridrt.kernels.triton.launch import block_of, jit
+from hybridrt.kernels.triton.launch import block_of, jit, kernel, wait_for_earlier
 from hybridrt.kernels.triton.softplus import softplus
 
 _ELEMENTS, _GATES = 1024, 256  # of queries or keys of a program, and of its g and beta
@@ -65,7 +65,7 @@ def unit_rows(x):
     return x * (1 / tl.sqrt(tl.sum(x * x, 1) + 1e-6))[:, None]
 
 
-@jit(do_not_specialize=["tokens", "of_keys"])
+@kernel(do_not_specialize=["tokens", "of_keys"])
 @no_type_check
 def _make(
     qk,  # [tokens, 2 * KEY_HEADS * KEY_DIM]
@@ -95,6 +95,7 @@ def _make(
     BLOCK_K: tl.constexpr,
     GATES: tl.constexpr,
 ):
+    wait_for_earlier()
     program = tl.program_id(0)
     if program >= of_keys:
         gate = (program - of_keys) * GATES + tl.arange(0, GATES)

@@ -11,12 +11,12 @@ from hybridrt.kernels.triton.delta_decays import (
     log_up_to,
     tile_of,
 )
-from hybridrt.kernels.triton.launch import FLOAT32_DOT, jit
+from hybridrt.kernels.triton.launch import FLOAT32_DOT, jit, kernel, wait_for_earlier
 from hybridrt.kernels.triton.products import add_product
 from hybridrt.kernels.triton.states import tokens_of
 
 
-@jit(do_not_specialize=["first_row"])
+@kernel(do_not_specialize=["first_row"])
 @no_type_check
 def solve_chunks(
     q,  # [tokens, heads // REPEATS, KEY_DIM]
@@ -65,6 +65,7 @@ def solve_chunks(
     powers of the matrix outgrow float32's digits where keys are alike. The two halves of a chunk
     are tensors of their own, so that no product has the zeros above the diagonal.
     """
+    wait_for_earlier()
     row, head = (first_row + tl.program_id(2)).to(tl.int64), tl.program_id(1).to(tl.int64)
     start, stop = tokens_of(row, cu_seqlens, False)
     first = start + tl.program_id(0) * 2 * HALF

@@ -12,7 +12,15 @@ from torch import Tensor
 from hybridrt.kernels.reference.gates import Gating
 from hybridrt.kernels.triton.expert_tile import tile_from_inner, tile_to_inner
 from hybridrt.kernels.triton.gates import kind_of
-from hybridrt.kernels.triton.launch import block_of, jit, num_processors, row_strides
+from hybridrt.kernels.triton.launch import (
+    block_of,
+    jit,
+    kernel,
+    num_processors,
+    row_strides,
+    wait_for_earlier,
+)
+from hybridrt.kernels.triton.one_row_experts import one_row_experts
 from hybridrt.kernels.triton.weighted_sum import weighted_sum
 
 # What a program multiplies at a time: of the gate and `up` each, and of a matrix alone.
@@ -41,6 +49,9 @@ def few_experts(
     (experts, hidden, inner), assignments = down.shape, expert_ids.numel()
     if assignments == 0:
         return x.new_zeros(x.shape)
+    if len(x) == 1:
+        rest = (gate_up_bias, down_bias, gating, alpha, limit)
+        return one_row_experts(x, gate_up, down, expert_ids, weights, *rest)
     ids = expert_ids.flatten()
     search = _search(assignments, experts)
     groups = min(assignments, experts)
@@ -147,7 +158,7 @@ def _expert_of(group, ids, assignments, BY_EXPERT: tl.constexpr, BLOCK_M, BLOCK_
     return expert, found, live, count
 
 
-@jit
+@kernel
 @no_type_check
 def _to_inner(
     x,  # [tokens, hidden]
@@ -176,6 +187,7 @@ def _to_inner(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
+    wait_for_earlier()
     group = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     expert, assignment, live, count = _expert_of(
@@ -193,7 +205,7 @@ def _to_inner(
             assignment, live, _, _ = _rows_of(expert, ids, assignments, done, BLOCK_M, BLOCK_A)
 
 
-@jit
+@kernel
 @no_type_check
 def _from_inner(
     values,  # [assignments, inner], contiguous
@@ -215,6 +227,7 @@ def _from_inner(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
+    wait_for_earlier()
     group = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     expert, assignment, live, count = _expert_of(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hybridrt.kernels.reference.gates import Gating
 from hybridrt.kernels.triton import gates
-from hybridrt.kernels.triton.launch import block_of, jit
+from hybridrt.kernels.triton.launch import block_of, kernel, wait_for_earlier
 
 _MOST_ELEMENTS = 1024  # that a program writes
 _FOR_A_WARP = 256  # 16 bytes for each of its threads
@@ -112,7 +112,7 @@ def _strides(part: Float[Tensor, "rows size"] | None) -> tuple[int, ...]:
     return (0, 0) if part is None else part.stride()
 
 
-@jit
+@kernel
 @no_type_check
 def _gate(
     gate,  # [rows, size], as all of them; to add, [rows, 1]
@@ -131,6 +131,7 @@ def _gate(
     KIND: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    wait_for_earlier()
     row = tl.program_id(0).to(tl.int64)
     element = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
     live = element < size

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hybridrt.kernels.triton.gates import sigmoid
-from hybridrt.kernels.triton.launch import block_of, jit, three_dims
+from hybridrt.kernels.triton.launch import block_of, kernel, three_dims, wait_for_earlier
 
 _ELEMENTS, _OF_A_WARP = 1024, 256  # of a program at least, and of each of its 16 warps at most
 
@@ -55,7 +55,7 @@ def gated_rms_norm(
     return out
 
 
-@jit(do_not_specialize=["inner", "count"])
+@kernel(do_not_specialize=["inner", "count"])
 @no_type_check
 def _norm(
     x,  # [outer, inner, GROUPS * SIZE]
@@ -79,6 +79,7 @@ def _norm(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    wait_for_earlier()
     part = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     row = part // GROUPS
     first, second = (row // inner).to(tl.int64), (row % inner).to(tl.int64)

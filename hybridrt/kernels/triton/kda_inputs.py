@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hybridrt.kernels.triton.delta_inputs import unit_rows
 from hybridrt.kernels.triton.gates import sigmoid
-from hybridrt.kernels.triton.launch import block_of, jit
+from hybridrt.kernels.triton.launch import block_of, kernel, wait_for_earlier
 from hybridrt.kernels.triton.softplus import softplus
 
 _ELEMENTS = 512  # of a program's queries, as many of its keys and of what makes its decays
@@ -55,7 +55,7 @@ def kda_inputs(
     return queries, keys, g, beta
 
 
-@jit(do_not_specialize=["tokens"])
+@kernel(do_not_specialize=["tokens"])
 @no_type_check
 def _make(
     q,  # [tokens, HEADS * DIM]
@@ -86,6 +86,7 @@ def _make(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    wait_for_earlier()
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     token, head = (row // HEADS).to(tl.int64), (row % HEADS).to(tl.int64)
     element, fits_row = tl.arange(0, BLOCK), row < tokens * HEADS

@@ -4,7 +4,7 @@ from typing import no_type_check
 
 import triton.language as tl
 
-from hybridrt.kernels.triton.launch import FLOAT32_DOT, LOG2_E, jit
+from hybridrt.kernels.triton.launch import FLOAT32_DOT, LOG2_E, kernel, wait_for_earlier
 from hybridrt.kernels.triton.softmax import (
     add_tile,
     divided,
@@ -14,7 +14,7 @@ from hybridrt.kernels.triton.softmax import (
 )
 
 
-@jit(do_not_specialize=["first_row", "first_token", "splits"])
+@kernel(do_not_specialize=["first_row", "first_token", "splits"])
 @no_type_check
 def attend_latents(
     q,  # [queries, HEADS, RANK + ROPE_DIM]
@@ -59,6 +59,7 @@ def attend_latents(
     BLOCK_N: tl.constexpr,
 ):
     """A tile of one row's queries, of some heads, over a split of what it sees."""
+    wait_for_earlier()
     row = (first_row + tl.program_id(1)).to(tl.int64)
     tile, split = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(2)
     start, seq_len = tl.load(cu_seqlens + row), tl.load(seq_lens + row)

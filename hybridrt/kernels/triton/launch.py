@@ -1,20 +1,66 @@
 """What launches have in common."""
 
-from functools import cache
-from typing import Any
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any, no_type_check
 
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.language.target_info import cuda_capability_geq
 
 jit: Any = triton.jit
-"""As anything, since types can't tell how many arguments the strides of a launch are."""
+"""Of what kernels call. As anything, since types can't tell what a launch is given."""
 
 FLOAT32_DOT = tl.constexpr("tf32x3")
 """Products of float32 on tensor cores in three parts: their error is that of float32."""
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 """Softmaxes are taken to base 2, as the hardware has only that."""
+
+_COMPILED = tl.constexpr(not triton.knobs.runtime.interpret)
+
+
+@jit
+@no_type_check
+def wait_for_earlier():
+    """Until the kernels before have ended, and what they wrote can be read; the next may start.
+
+    Every program of a kernel calls it, before it reads what others have written or writes itself.
+    """
+    if _COMPILED and cuda_capability_geq(9):
+        gdc_launch_dependents()
+        gdc_wait()
+
+
+@cache
+def _starts_early() -> bool:
+    """Whether kernels are set up, and may ask for weights, while those before them are at work.
+
+    NVIDIA's programmatic dependent launch, from compute capability 9.0 on.
+    """
+    if not _COMPILED.value or torch.version.cuda is None or not torch.cuda.is_available():
+        return False
+    return torch.cuda.get_device_capability() >= (9, 0)
+
+
+class _Kernel:
+    """What is launched by `kernel[grid](...)`, and then may start before its time has come."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+
+    def __getitem__(self, grid: Any) -> Callable[..., Any]:
+        launch = self.function[grid]
+        return partial(launch, launch_pdl=True) if _starts_early() else launch
+
+
+def kernel(function: Any = None, **options: Any) -> Any:
+    """`jit` of what is launched. Its first statement is `wait_for_earlier()`."""
+    if function is None:
+        return partial(kernel, **options)
+    return _Kernel(triton.jit(function, **options))
 
 
 def block_of(size: int, least: int = 16) -> int:

@@ -7,7 +7,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from hybridrt.kernels.triton.launch import jit
+from hybridrt.kernels.triton.launch import kernel, wait_for_earlier
 
 # Of a program: 16 KiB of bfloat16 on their way at once, by 128 threads. Many programs at a time
 # keep the memory busy, so that none has to ask ahead.
@@ -42,7 +42,7 @@ def one_row_linear(
     return out
 
 
-@jit
+@kernel
 @no_type_check
 def _multiply(
     x,  # [inputs]
@@ -57,16 +57,23 @@ def _multiply(
     INPUTS: tl.constexpr,
 ):
     row = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    i = tl.arange(0, INPUTS)
     fits = row < outputs
-    of_row = weight + row.to(tl.int64)[:, None] * weight_row
+    of_row = weight + row.to(tl.int64)[:, None] * weight_row + i[None, :]
+    there = fits[:, None] & (i < inputs)[None, :]
+    # No kernel before this one writes weights, so the first ones come while those are at work.
+    # Nobody reads a weight again before the next step, and all read x.
+    part = tl.load(of_row, mask=there, other=0.0, eviction_policy="evict_first")
+    wait_for_earlier()
     total = tl.zeros([OUTPUTS, INPUTS], tl.float32)
     for first in range(0, inputs, INPUTS):
-        i = first + tl.arange(0, INPUTS)
-        there = fits[:, None] & (i < inputs)[None, :]
-        # Nobody reads a weight again before the next step, and all read x.
-        part = tl.load(of_row + i[None, :], mask=there, other=0.0, eviction_policy="evict_first")
-        value = tl.load(x + i * x_stride, mask=i < inputs, other=0.0)
+        following = first + INPUTS
+        there = fits[:, None] & (following + i < inputs)[None, :]
+        at = of_row + following
+        next_part = tl.load(at, mask=there, other=0.0, eviction_policy="evict_first")
+        value = tl.load(x + (first + i) * x_stride, mask=first + i < inputs, other=0.0)
         total += part.to(tl.float32) * value.to(tl.float32)[None, :]
+        part = next_part
     result = tl.sum(total, 1)
     if bias is not None:
         result += tl.load(bias + row, mask=fits, other=0.0).to(tl.float32)

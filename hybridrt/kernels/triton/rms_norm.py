@@ -7,7 +7,13 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from hybridrt.kernels.triton.launch import block_of, jit, row_strides, three_dims
+from hybridrt.kernels.triton.launch import (
+    block_of,
+    kernel,
+    row_strides,
+    three_dims,
+    wait_for_earlier,
+)
 
 _ELEMENTS = 256  # of a row for each warp, of which there are 16 at most
 
@@ -67,7 +73,7 @@ def _launch(
     )
 
 
-@jit
+@kernel
 @no_type_check
 def _norm(
     x,  # [outer, inner, size]
@@ -88,6 +94,7 @@ def _norm(
     offset,
     BLOCK: tl.constexpr,
 ):
+    wait_for_earlier()
     row = tl.program_id(0).to(tl.int64)
     first, second = row // inner, row % inner
     element = tl.arange(0, BLOCK).to(tl.int64)

@@ -9,7 +9,7 @@ import triton.language as tl
 from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
-from hybridrt.kernels.triton.launch import block_of, jit, row_strides
+from hybridrt.kernels.triton.launch import block_of, jit, kernel, row_strides, wait_for_earlier
 
 _MOST_ELEMENTS = 2048  # that a program turns: 16 for each of its 128 threads
 
@@ -102,7 +102,7 @@ def _launch(
     )
 
 
-@jit
+@kernel
 @no_type_check
 def _rotate(
     x,  # [tokens, heads, size]
@@ -138,6 +138,7 @@ def _rotate(
     INTERLEAVED: tl.constexpr,
     BACK: tl.constexpr,
 ):
+    wait_for_earlier()
     token = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     pair = tl.arange(0, PAIRS).to(tl.int64)[None, :]

@@ -11,7 +11,14 @@ from torch.nn import functional as F
 
 from hybridrt.kernels.reference.route import Routing
 from hybridrt.kernels.triton.gates import sigmoid
-from hybridrt.kernels.triton.launch import FLOAT32_DOT, block_of, jit, row_strides
+from hybridrt.kernels.triton.launch import (
+    FLOAT32_DOT,
+    block_of,
+    jit,
+    kernel,
+    row_strides,
+    wait_for_earlier,
+)
 
 FEW_TOKENS = 64
 """For more, torch's product of float32 is worth its calls."""
@@ -104,7 +111,7 @@ def _parts_of_logits(
     return out
 
 
-@jit
+@kernel
 @no_type_check
 def _multiply(
     x,  # [tokens, hidden]
@@ -122,6 +129,7 @@ def _multiply(
     BLOCK_E: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
+    wait_for_earlier()
     part = tl.program_id(1).to(tl.int64)
     expert = tl.program_id(0).to(tl.int64) * BLOCK_E + tl.arange(0, BLOCK_E)
     token = tl.program_id(2).to(tl.int64) * 16 + tl.arange(0, 16)
@@ -162,7 +170,7 @@ def _best(keys, COUNT: tl.constexpr):
     return place
 
 
-@jit
+@kernel
 @no_type_check
 def _choose(
     logits,  # float32 [PARTS, tokens, experts]
@@ -187,6 +195,7 @@ def _choose(
     BLOCK_G: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):
+    wait_for_earlier()
     token = tl.program_id(0).to(tl.int64)
     group, member = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_E)
     expert = group[:, None].to(tl.int64) * size + member[None, :]

@@ -9,7 +9,7 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from hybridrt.kernels.reference.sample import ONE
-from hybridrt.kernels.triton.launch import block_of, jit
+from hybridrt.kernels.triton.launch import block_of, jit, kernel, wait_for_earlier
 
 MOST = 4096  # logits at a time
 _ONE = tl.constexpr(ONE)
@@ -40,7 +40,7 @@ def sample(
     return tokens
 
 
-@jit
+@kernel
 @no_type_check
 def _sample(
     logits,  # [rows, vocab]
@@ -53,6 +53,7 @@ def _sample(
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,  # a power of two
 ):
+    wait_for_earlier()
     row = tl.program_id(0).to(tl.int64)
     logits += row * l_row
     largest, likeliest = _likeliest(logits, l_token, vocab, BLOCK)

@@ -8,7 +8,7 @@ import triton.language as tl
 from jaxtyping import Float, Float32
 from torch import Tensor
 
-from hybridrt.kernels.triton.launch import block_of, jit
+from hybridrt.kernels.triton.launch import block_of, kernel, wait_for_earlier
 from hybridrt.kernels.triton.softplus import softplus
 
 _ELEMENTS, _CHANNELS = 1024, 512  # of a program, and channels of a token among them at most
@@ -51,7 +51,7 @@ def scan_inputs(
     return steps, A
 
 
-@jit(do_not_specialize=["tokens", "of_steps", "blocks"])
+@kernel(do_not_specialize=["tokens", "of_steps", "blocks"])
 @no_type_check
 def _make(
     dt,  # [tokens, channels]
@@ -72,6 +72,7 @@ def _make(
     BLOCK_T: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
+    wait_for_earlier()
     program = tl.program_id(0)
     if program >= of_steps:
         place = (program - of_steps) * (BLOCK_T * BLOCK_C) + tl.arange(0, BLOCK_T * BLOCK_C)

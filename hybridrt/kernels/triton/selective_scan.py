@@ -9,7 +9,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from hybridrt.batch import Rows
-from hybridrt.kernels.triton.launch import LOG2_E, block_of, jit
+from hybridrt.kernels.triton.launch import LOG2_E, block_of, jit, kernel, wait_for_earlier
 from hybridrt.kernels.triton.states import if_so, pages_of, prefill_turns, tokens_of
 
 _STATES, _WARPS = 512, 4  # of a program: 4 states for each thread
@@ -61,7 +61,7 @@ def selective_scan(
     return y
 
 
-@jit(do_not_specialize=["first_row"])
+@kernel(do_not_specialize=["first_row"])
 @no_type_check
 def _scan(
     x,  # [tokens, channels]
@@ -100,6 +100,7 @@ def _scan(
     BLOCK_C: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
+    wait_for_earlier()
     row = (first_row + tl.program_id(0)).to(tl.int64)
     start, stop = tokens_of(row, cu_seqlens, IS_DECODE)
     initial, page = pages_of(row, pages, initial_pages, has_initial_state, IS_DECODE)

@@ -5,7 +5,7 @@ from typing import no_type_check
 import triton.language as tl
 
 from hybridrt.kernels.triton.expert_tile import tile_from_inner, tile_to_inner
-from hybridrt.kernels.triton.launch import jit
+from hybridrt.kernels.triton.launch import jit, kernel, wait_for_earlier
 
 
 @jit
@@ -31,7 +31,7 @@ def _assignments(
     return expert, tl.load(order + at, mask=live, other=0), live
 
 
-@jit
+@kernel
 @no_type_check
 def to_inner(
     x,  # [tokens, hidden]
@@ -62,6 +62,7 @@ def to_inner(
     BLOCK_K: tl.constexpr,
 ):
     """`tile_to_inner` of a tile and some columns."""
+    wait_for_earlier()
     expert, assignment, live = _assignments(order, ends, tile_ends, EXPERTS, BLOCK_E, BLOCK_M)
     if expert >= EXPERTS:
         return
@@ -73,7 +74,7 @@ def to_inner(
     )  # fmt: skip
 
 
-@jit
+@kernel
 @no_type_check
 def from_inner(
     values,  # [assignments, inner], contiguous
@@ -97,6 +98,7 @@ def from_inner(
     BLOCK_K: tl.constexpr,
 ):
     """`tile_from_inner` of a tile and some columns."""
+    wait_for_earlier()
     expert, assignment, live = _assignments(order, ends, tile_ends, EXPERTS, BLOCK_E, BLOCK_M)
     if expert >= EXPERTS:
         return

@@ -8,7 +8,7 @@ import triton.language as tl
 from jaxtyping import Float, Int32, Int64
 from torch import Tensor
 
-from hybridrt.kernels.triton.launch import block_of, jit
+from hybridrt.kernels.triton.launch import block_of, kernel, wait_for_earlier
 
 COUNTED = 512  # assignments that a program counts
 COMPARED = 16  # of them at a time with all of those
@@ -91,7 +91,7 @@ def spread_rows(
     return SpreadRows(rows, sorted_ids, places, ends)
 
 
-@jit
+@kernel
 @no_type_check
 def _count(
     ids,  # [assignments]
@@ -103,6 +103,7 @@ def _count(
     COMPARED: tl.constexpr,
 ):
     """How many of its expert's are before an assignment in its block, and have all in a block."""
+    wait_for_earlier()
     program = tl.program_id(0).to(tl.int64)
     ids += program * BLOCK
     rest = (assignments - program * BLOCK).to(tl.int32)
@@ -122,7 +123,7 @@ def _count(
     tl.store(counts + program * experts + expert, before + 1, mask=is_last)
 
 
-@jit
+@kernel
 @no_type_check
 def _add_up(
     counts,  # [blocks, experts]: becomes what an expert has in the blocks before
@@ -133,6 +134,7 @@ def _add_up(
     BLOCK_B: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):
+    wait_for_earlier()
     expert = tl.arange(0, BLOCK_E).to(tl.int64)
     fits = expert < experts
     total = tl.zeros([BLOCK_E], tl.int32)
@@ -149,7 +151,7 @@ def _add_up(
     tl.store(starts + expert, end - total, mask=fits)
 
 
-@jit
+@kernel
 @no_type_check
 def _spread(
     x,  # [tokens, hidden]
@@ -169,6 +171,7 @@ def _spread(
     BLOCK_J: tl.constexpr,
     BLOCK_H: tl.constexpr,
 ):
+    wait_for_earlier()
     token = tl.program_id(0).to(tl.int64)
     choice = tl.arange(0, BLOCK_J)
     is_choice = choice < TOP_K

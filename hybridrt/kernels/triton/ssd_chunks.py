@@ -4,13 +4,13 @@ from typing import no_type_check
 
 import triton.language as tl
 
-from hybridrt.kernels.triton.launch import jit
+from hybridrt.kernels.triton.launch import kernel, wait_for_earlier
 from hybridrt.kernels.triton.products import add_product
 from hybridrt.kernels.triton.ssd_decays import LOG, WEIGHT, chunk_of
 from hybridrt.kernels.triton.states import if_so, pages_of, tokens_of
 
 
-@jit
+@kernel
 @no_type_check
 def add_chunks(
     x,  # [tokens, heads, HEAD_DIM]
@@ -36,6 +36,7 @@ def add_chunks(
     BLOCK_T: tl.constexpr,
 ):
     """What a chunk adds to some channels of a head's state, and how much it leaves of it."""
+    wait_for_earlier()
     P_BLOCKS: tl.constexpr = (HEAD_DIM + BLOCK_P - 1) // BLOCK_P
     chunk = tl.program_id(1).to(tl.int64)
     first = tl.load(bounds + 2 * chunk).to(tl.int64)
@@ -74,7 +75,7 @@ def add_chunks(
     tl.store(at, h, mask=fits_p[:, None] & fits_n[None, :])
 
 
-@jit(do_not_specialize=["num_decodes", "first_row"])
+@kernel(do_not_specialize=["num_decodes", "first_row"])
 @no_type_check
 def join_chunks(
     states,  # [chunks, heads, HEAD_DIM, SIZE]
@@ -97,6 +98,7 @@ def join_chunks(
     BLOCK: tl.constexpr,
 ):
     """A part of a head's state through a row: what a chunk adds becomes what it starts from."""
+    wait_for_earlier()
     row, head = (first_row + tl.program_id(2)).to(tl.int64), tl.program_id(1).to(tl.int64)
     start, stop = tokens_of(row, cu_seqlens, False)
     initial, page = pages_of(row, pages, initial_pages, has_initial_state, False)

@@ -4,7 +4,7 @@ from typing import no_type_check
 
 import triton.language as tl
 
-from hybridrt.kernels.triton.launch import LOG2_E, jit
+from hybridrt.kernels.triton.launch import LOG2_E, jit, kernel, wait_for_earlier
 from hybridrt.kernels.triton.states import tokens_of
 
 LOG = tl.constexpr(0)
@@ -20,7 +20,7 @@ STEP = tl.constexpr(3)
 """dt; behind a row's last token it is zero, as are weights."""
 
 
-@jit(do_not_specialize=["num_decodes", "num_prefills"])
+@kernel(do_not_specialize=["num_decodes", "num_prefills"])
 @no_type_check
 def sum_decays(
     dt,  # [tokens, heads]
@@ -40,6 +40,7 @@ def sum_decays(
     BLOCK_R: tl.constexpr,
 ):
     """Some heads of a block of tokens: what `LOG`, `REST`, `WEIGHT` and `STEP` say."""
+    wait_for_earlier()
     BLOCKS: tl.constexpr = CHUNK // BLOCK_T
     chunk, block = tl.program_id(0) // BLOCKS, tl.program_id(0) % BLOCKS
     row, first = _find(chunk, cu_seqlens, num_decodes, num_prefills, CHUNK, BLOCK_R)

@@ -4,12 +4,12 @@ from typing import no_type_check
 
 import triton.language as tl
 
-from hybridrt.kernels.triton.launch import FLOAT32_DOT, jit
+from hybridrt.kernels.triton.launch import FLOAT32_DOT, jit, kernel, wait_for_earlier
 from hybridrt.kernels.triton.products import add_product
 from hybridrt.kernels.triton.ssd_decays import LOG, REST, STEP
 
 
-@jit
+@kernel
 @no_type_check
 def write_outputs(
     x,  # [tokens, heads, HEAD_DIM]
@@ -48,6 +48,7 @@ def write_outputs(
     `out` is what tokens before a block add to y. It goes from block to block as a state does:
     decays from a token to the end of its block, and over those behind it, are at most 1.
     """
+    wait_for_earlier()
     P_BLOCKS: tl.constexpr = (HEAD_DIM + BLOCK_P - 1) // BLOCK_P
     BLOCKS: tl.constexpr = CHUNK // BLOCK_T
     chunk = (tl.program_id(1) // BLOCKS).to(tl.int64)

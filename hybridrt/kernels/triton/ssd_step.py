@@ -4,11 +4,11 @@ from typing import no_type_check
 
 import triton.language as tl
 
-from hybridrt.kernels.triton.launch import jit
+from hybridrt.kernels.triton.launch import kernel, wait_for_earlier
 from hybridrt.kernels.triton.states import if_so
 
 
-@jit
+@kernel
 @no_type_check
 def run_step(
     x,  # [tokens, heads, HEAD_DIM]
@@ -47,6 +47,7 @@ def run_step(
     BLOCK_N: tl.constexpr,
 ):
     """Some channels of a head through one token of a row."""
+    wait_for_earlier()
     row, head = tl.program_id(2).to(tl.int64), tl.program_id(1).to(tl.int64)
     page = tl.load(pages + row).to(tl.int64)
     p = tl.program_id(0).to(tl.int64) * BLOCK_P + tl.arange(0, BLOCK_P)

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int32
 from torch import Tensor
 
 from hybridrt.kernels.reference.moe import FEW_TOKENS
-from hybridrt.kernels.triton.launch import block_of, jit, row_strides
+from hybridrt.kernels.triton.launch import block_of, kernel, row_strides, wait_for_earlier
 
 ELEMENTS = 4096  # that a program reads at a time, of few tokens
 ELEMENTS_OF_MANY = 8192  # the same, of many tokens
@@ -49,7 +49,7 @@ def weighted_sum(
     return out
 
 
-@jit
+@kernel
 @no_type_check
 def _sum(
     values,  # [assignments, hidden]
@@ -67,6 +67,7 @@ def _sum(
     BLOCK_J: tl.constexpr,
     BLOCK_H: tl.constexpr,
 ):
+    wait_for_earlier()
     token = tl.program_id(0).to(tl.int64)
     choice = tl.arange(0, BLOCK_J)
     column = tl.program_id(1).to(tl.int64) * BLOCK_H + tl.arange(0, BLOCK_H)

@@ -9,7 +9,7 @@ import triton.language as tl
 from jaxtyping import Int64, Shaped
 from torch import Tensor
 
-from hybridrt.kernels.triton.launch import block_of, jit, row_strides
+from hybridrt.kernels.triton.launch import block_of, jit, kernel, row_strides, wait_for_earlier
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MOST_ELEMENTS = 1024  # that a program moves: 8 for each of its 128 threads
@@ -81,7 +81,7 @@ def _launch(pairs: Sequence[tuple[Tensor, Tensor]], slots: Int64[Tensor, " token
     )
 
 
-@jit
+@kernel
 @no_type_check
 def _write(
     values,  # [tokens, outer, inner]
@@ -113,6 +113,7 @@ def _write(
     MORE_INNER: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    wait_for_earlier()
     token = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     slot = tl.load(slots + token * slot_stride)

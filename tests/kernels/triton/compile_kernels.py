@@ -15,13 +15,14 @@ import triton
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.language import target_info
 from triton.runtime.jit import JITFunction
 
 from hybridrt.batch import Rows, TokenPages
 from hybridrt.kernels.moe import UNSORTED_TOKENS
 from hybridrt.kernels.reference.gates import Gating
 from hybridrt.kernels.reference.route import Routing
-from hybridrt.kernels.triton import combine
+from hybridrt.kernels.triton import combine, launch
 from hybridrt.kernels.triton import few_experts as few
 from hybridrt.kernels.triton.causal_conv1d import causal_conv1d
 from hybridrt.kernels.triton.delta_inputs import delta_inputs
@@ -60,7 +61,7 @@ TYPES = {
     torch.int64: "i64",
     torch.bool: "i1",
 }
-_OPTIONS = ("num_warps", "num_stages")
+_OPTIONS = ("num_warps", "num_stages", "launch_pdl")
 
 
 def _compile(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
@@ -322,6 +323,9 @@ CASES: dict[str, Callable[[], None]] = {
 
 if __name__ == "__main__":
     JITFunction.run = _compile
+    launch._starts_early = lambda: True
+    target_info.current_target = lambda: H100
+    target_info.current_target.__triton_builtin__ = True
     # So that contexts are split, and matrices cut, as there.
     combine.num_processors = few.num_processors = lambda _: 132
     for name in sys.argv[1:] or CASES:

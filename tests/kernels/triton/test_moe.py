@@ -50,11 +50,13 @@ def test_extreme_routings(place: Place, ids: list[list[int]]) -> None:
 
 @NOT_GROUPED
 @pytest.mark.parametrize(("hidden", "inner"), [(1, 1), (7, 3), (70, 130)])
-def test_odd_sizes(place: Place, hidden: int, inner: int) -> None:
-    experts.test_sizes(place[0], place[1], hidden, inner, tokens=3)
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_odd_sizes(place: Place, hidden: int, inner: int, tokens: int) -> None:
+    experts.test_sizes(place[0], place[1], hidden, inner, tokens)
 
 
 @ONE_DTYPE_HERE
+@pytest.mark.parametrize("tokens", [1, 40])
 @pytest.mark.parametrize("biased", [False, True], ids=["plain", "biased"])
 @pytest.mark.parametrize(
     "gating",
@@ -63,8 +65,8 @@ def test_odd_sizes(place: Place, hidden: int, inner: int) -> None:
         *("clamped", "clamped halves", "limited"),
     ],
 )
-def test_gates_and_biases(place: Place, gating: Gating, biased: bool) -> None:
-    experts.test_gates_and_biases(place[0], place[1], 40, 24, 16, gating, biased)
+def test_gates_and_biases(place: Place, gating: Gating, biased: bool, tokens: int) -> None:
+    experts.test_gates_and_biases(place[0], place[1], tokens, 24, 16, gating, biased)
 
 
 def test_gelu_without_tanh(place: Place) -> None:
@@ -101,7 +103,7 @@ def test_no_tokens(place: Place) -> None:
     assert experts.moe_experts(x, gate_up, down, ids, weights).shape == (0, 8)
 
 
-@pytest.mark.parametrize("tokens", [3, 70])
+@pytest.mark.parametrize("tokens", [1, 3, 70])
 def test_contracts_on_a_gpu(place: Place, tokens: int) -> None:
     from hybridrt.kernels import moe, relu2_moe
 

@@ -1,0 +1,29 @@
+"""What all kernels have in common when they are launched."""
+
+import ast
+from pathlib import Path
+
+import hybridrt.kernels.triton
+
+FILES = sorted(Path(hybridrt.kernels.triton.__path__[0]).glob("*.py"))
+BEFORE_IT_READS_WEIGHTS_ALONE = {"one_row._multiply"}
+
+
+def test_every_kernel_waits_for_those_before_it_and_no_other_function_does() -> None:
+    """A kernel that didn't would read what isn't written yet, on a GPU that starts it early."""
+    found: set[str] = set()
+    for path in FILES:
+        for function in ast.parse(path.read_text(encoding="utf-8")).body:
+            if not isinstance(function, ast.FunctionDef) or function.name == "wait_for_earlier":
+                continue
+            name = f"{path.stem}.{function.name}"
+            decorators = {ast.unparse(d).split("(")[0] for d in function.decorator_list}
+            waits = ["wait_for_earlier()" in ast.unparse(part) for part in function.body]
+            is_kernel = "kernel" in decorators
+            assert sum(waits) == is_kernel, name
+            if not is_kernel:
+                continue
+            found.add(name)
+            first = 1 if ast.get_docstring(function) else 0
+            assert waits[first] or name in BEFORE_IT_READS_WEIGHTS_ALONE, name
+    assert len(found) > 30
