@@ -18,7 +18,7 @@ def test_every_kernel_waits_for_those_before_it_and_no_other_function_does() -> 
                 continue
             name = f"{path.stem}.{function.name}"
             decorators = {ast.unparse(d).split("(")[0] for d in function.decorator_list}
-            waits = ["wait_for_earlier()" in ast.unparse(part) for part in function.body]
+            waits = [ast.unparse(part) == "wait_for_earlier()" for part in function.body]
             is_kernel = "kernel" in decorators
             assert sum(waits) == is_kernel, name
             if not is_kernel:
