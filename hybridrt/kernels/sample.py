@@ -13,6 +13,10 @@ def likeliest(logits: Float[Tensor, "rows vocab"]) -> Int64[Tensor, " rows"]:
         from hybridrt.kernels.cpu import sample as cpu
 
         return cpu.likeliest(logits)
+    if triton_runs(logits.device):
+        from hybridrt.kernels.triton import sample as on_gpu
+
+        return on_gpu.likeliest(logits)
     return logits.argmax(-1)
 
 

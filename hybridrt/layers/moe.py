@@ -8,6 +8,7 @@ from jaxtyping import Float
 from pydantic import PositiveInt, model_validator
 from torch import Tensor, nn
 
+from hybridrt.kernels.add import add
 from hybridrt.kernels.blocked_matrices import BlockedMatrices, can_block
 from hybridrt.kernels.gated import add_gated
 from hybridrt.kernels.linear import pack_weight
@@ -179,5 +180,5 @@ class MoE(nn.Module):
             return routed
         shared = self.shared_experts(x)
         if self.shared_expert_gate is None:
-            return routed + shared
+            return add(routed, shared)
         return add_gated(routed, shared, self.shared_expert_gate(x))

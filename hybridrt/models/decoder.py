@@ -4,6 +4,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hybridrt.batch import ForwardBatch
+from hybridrt.kernels.add import add
 from hybridrt.layers.norm import RMSNorm, add_and_norm
 
 MLP_RENAMES = (
@@ -36,7 +37,7 @@ class DecoderLayer(nn.Module):
     ) -> Float[Tensor, "tokens hidden"]:
         attended = self.self_attn(self.input_layernorm(x), batch)
         x, normed = add_and_norm(x, attended, self.post_attention_layernorm)
-        return x + self.mlp(normed)
+        return add(x, self.mlp(normed))
 
 
 class ParallelLayer(nn.Module):
@@ -59,4 +60,4 @@ class ParallelLayer(nn.Module):
         self, x: Float[Tensor, "tokens hidden"], batch: ForwardBatch
     ) -> Float[Tensor, "tokens hidden"]:
         normed = self.input_layernorm(x)
-        return x + self.self_attn(normed, batch) + self.mlp(normed)
+        return add(add(x, self.self_attn(normed, batch)), self.mlp(normed))

@@ -7,6 +7,7 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from hybridrt.batch import ForwardBatch
+from hybridrt.kernels.add import add
 from hybridrt.layers.indexer import Indexer, IndexerConfig
 from hybridrt.layers.norm import add_and_norm
 from hybridrt.layers.rope import Rope
@@ -70,7 +71,7 @@ class Layer(DecoderLayer):
         normed = self.input_layernorm(x)
         attended, selected = self.self_attn.select_and_attend(normed, batch, selected)
         x, normed = add_and_norm(x, attended, self.post_attention_layernorm)
-        return x + self.mlp(normed), selected
+        return add(x, self.mlp(normed)), selected
 
 
 class SelectingLM(CausalLM):

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hybridrt.batch import ForwardBatch
+from hybridrt.kernels.add import add
 from hybridrt.layers.attention import Attention, AttentionConfig
 from hybridrt.layers.mamba2 import Mamba2, Mamba2Config
 from hybridrt.layers.mlp import MLP
@@ -110,8 +111,8 @@ class Layer(nn.Module):
         recurrent = self.mamba(normed * cfg.ssm_in_multiplier, batch) * cfg.ssm_out_multiplier
         attended = self.self_attn(normed * cfg.attention_in_multiplier, batch)
         attended = attended * cfg.attention_out_multiplier
-        x, normed = add_and_norm(x + recurrent, attended, self.pre_ff_layernorm)
-        return x + self.feed_forward(normed)
+        x, normed = add_and_norm(add(x, recurrent), attended, self.pre_ff_layernorm)
+        return add(x, self.feed_forward(normed))
 
 
 class Model(CausalLM):

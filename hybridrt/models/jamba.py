@@ -7,6 +7,7 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from hybridrt.batch import ForwardBatch
+from hybridrt.kernels.add import add
 from hybridrt.layers.attention import Attention, AttentionConfig
 from hybridrt.layers.cached import CachedLayer
 from hybridrt.layers.mamba1 import Mamba1, Mamba1Config
@@ -103,7 +104,7 @@ class Layer(nn.Module):
         mixer = self.get_submodule(self.mixer_name)
         mixed = mixer(self.input_layernorm(x), batch)
         x, normed = add_and_norm(x, mixed, self.pre_ff_layernorm)
-        return x + self.feed_forward(normed)
+        return add(x, self.feed_forward(normed))
 
 
 class Model(CausalLM):

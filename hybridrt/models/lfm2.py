@@ -8,6 +8,7 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from hybridrt.batch import ForwardBatch
+from hybridrt.kernels.add import add
 from hybridrt.layers.attention import Attention, AttentionConfig
 from hybridrt.layers.cached import CachedLayer
 from hybridrt.layers.mlp import MLP
@@ -114,7 +115,7 @@ class Layer(nn.Module):
         mixer = self.get_submodule(self.mixer_name)
         mixed = mixer(self.operator_norm(x), batch)
         x, normed = add_and_norm(x, mixed, self.ffn_norm)
-        return x + self.feed_forward(normed)
+        return add(x, self.feed_forward(normed))
 
 
 class Model(CausalLM):

@@ -6,6 +6,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hybridrt.batch import ForwardBatch
+from hybridrt.kernels.add import add
 from hybridrt.layers.cached import CachedLayer
 from hybridrt.layers.norm import RMSNorm
 
@@ -35,7 +36,7 @@ class MixerLayer(nn.Module):
     def forward(
         self, x: Float[Tensor, "tokens hidden"], batch: ForwardBatch
     ) -> Float[Tensor, "tokens hidden"]:
-        return x + _run(self.mixer, self.norm(x), batch)
+        return add(x, _run(self.mixer, self.norm(x), batch))
 
 
 def _run(

@@ -8,6 +8,7 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from hybridrt.batch import ForwardBatch
+from hybridrt.kernels.add import add
 from hybridrt.layers.attention import Attention, AttentionConfig
 from hybridrt.layers.gated_delta_net import GatedDeltaNet, GatedDeltaNetConfig
 from hybridrt.layers.mlp import MLP
@@ -114,7 +115,7 @@ class LinearLayer(nn.Module):
     ) -> Float[Tensor, "tokens hidden"]:
         mixed = self.linear_attn(self.input_layernorm(x), batch)
         x, normed = add_and_norm(x, mixed, self.post_attention_layernorm)
-        return x + self.mlp(normed)
+        return add(x, self.mlp(normed))
 
 
 class Model(CausalLM):

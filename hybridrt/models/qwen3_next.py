@@ -7,6 +7,7 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from hybridrt.batch import ForwardBatch
+from hybridrt.kernels.add import add
 from hybridrt.layers.attention import AttentionConfig
 from hybridrt.layers.gated_attention import GatedAttention
 from hybridrt.layers.gated_delta_net import GatedDeltaNet, GatedDeltaNetConfig, Projections
@@ -133,7 +134,7 @@ class Layer(nn.Module):
         mixer = self.get_submodule(self.mixer_name)
         mixed = mixer(self.input_layernorm(x), batch)
         x, normed = add_and_norm(x, mixed, self.post_attention_layernorm)
-        return x + self.mlp(normed)
+        return add(x, self.mlp(normed))
 
 
 class Model(CausalLM):

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from hybridrt.batch import ForwardBatch
 from hybridrt.cache.spec import Window
+from hybridrt.kernels.add import add
 from hybridrt.layers.attention import Attention, AttentionConfig
 from hybridrt.layers.mlp import MLP
 from hybridrt.layers.norm import OffsetRMSNorm, add_and_norm
@@ -75,7 +76,7 @@ class Layer(nn.Module):
     ) -> Float[Tensor, "tokens hidden"]:
         mixed = self.temporal_block(self.temporal_pre_norm(x), batch)
         x, normed = add_and_norm(x, mixed, self.channel_pre_norm)
-        return x + self.mlp_block(normed)
+        return add(x, self.mlp_block(normed))
 
 
 class Model(CausalLM):

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hybridrt.batch import ForwardBatch
+from hybridrt.kernels.add import add
 from hybridrt.layers.cached import CachedLayer
 from hybridrt.layers.linear import Linear
 from hybridrt.layers.norm import RMSNorm
@@ -61,7 +62,8 @@ class MambaLayer(nn.Module):
         batch: ForwardBatch,
         added: Float[Tensor, "tokens hidden"] | None = None,
     ) -> Float[Tensor, "tokens hidden"]:
-        return x + self.mamba(self.input_layernorm(x if added is None else x + added), batch)
+        normed = self.input_layernorm(x if added is None else add(x, added))
+        return add(x, self.mamba(normed, batch))
 
 
 class HybridLayer(nn.Module):

@@ -1,4 +1,4 @@
-"""The gates of `hybridrt.kernels.gated` and relu2 in Triton: a part of a row by each program."""
+"""What is done to each number alone in Triton, gates above all: a part of a row by each program."""
 
 from collections.abc import Sequence
 from typing import no_type_check
@@ -64,6 +64,15 @@ def add_gated(
     dtype = torch.promote_types(torch.result_type(values, more), gate.dtype)
     out = torch.empty(values.shape, dtype=dtype, device=values.device)
     _launch((gate, more, values), out, "add")
+    return out
+
+
+def add(
+    x: Float[Tensor, "*batch size"], y: Float[Tensor, "*batch size"]
+) -> Float[Tensor, "*batch size"]:
+    """See `hybridrt.kernels.add`."""
+    out = torch.empty(x.shape, dtype=torch.result_type(x, y), device=x.device)
+    _launch((_rows(x), _rows(y)), out, "sum")
     return out
 
 
@@ -145,6 +154,8 @@ def _gate(
     if KIND == "relu2":
         # Not the larger of it and 0, which would hide what is no number.
         result = tl.where(a < 0, 0.0, a * a)
+    elif KIND == "sum":
+        result = a + b
     elif KIND == "sigmoid":
         result = gates.sigmoid(a) * b
     elif KIND == "add":

@@ -1,4 +1,4 @@
-"""The draw of the next token: each row by one program, in one launch."""
+"""The draw of the next token: each row by one program; the likeliest alone by many."""
 
 from typing import no_type_check
 
@@ -13,6 +13,24 @@ from hybridrt.kernels.triton.launch import block_of, jit, kernel, wait_for_earli
 
 MOST = 4096  # logits at a time
 _ONE = tl.constexpr(ONE)
+
+
+def likeliest(logits: Float[Tensor, "rows vocab"]) -> Int64[Tensor, " rows"]:
+    """See `hybridrt.kernels.sample.likeliest`."""
+    rows, vocab = logits.shape
+    tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    if rows:
+        block = min(MOST, block_of(vocab))
+        parts = triton.cdiv(vocab, block)
+        largest = torch.empty(rows, parts, dtype=torch.float32, device=logits.device)
+        where = torch.empty(rows, parts, dtype=torch.int64, device=logits.device)
+        _find_largest[(rows, parts)](
+            logits, largest, where, *logits.stride(), vocab, BLOCK=block, num_warps=8
+        )
+        _choose_part[(rows,)](
+            largest, where, tokens, PARTS=parts, BLOCK=block_of(parts, 1), num_warps=1
+        )
+    return tokens
 
 
 def sample(
@@ -38,6 +56,43 @@ def sample(
             num_warps=8,
         )
     return tokens
+
+
+@kernel
+@no_type_check
+def _find_largest(
+    logits,  # [rows, vocab]
+    largest,  # float32 [rows, parts], contiguous
+    where,  # the same: the first token that has it
+    l_row,
+    l_token,
+    vocab,
+    BLOCK: tl.constexpr,
+):
+    wait_for_earlier()
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    value, token = _likeliest_of(logits + row * l_row, l_token, vocab, part, BLOCK)
+    at = row * tl.num_programs(1) + part
+    tl.store(largest + at, value)
+    tl.store(where + at, token)
+
+
+@kernel
+@no_type_check
+def _choose_part(
+    largest,  # [rows, PARTS], contiguous
+    where,
+    tokens,  # [rows]
+    PARTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    wait_for_earlier()
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.arange(0, BLOCK)
+    at, there = row * PARTS + part, part < PARTS
+    value = tl.load(largest + at, mask=there, other=float("-inf"))
+    first = tl.min(tl.where((value == tl.max(value, 0)) & there, part, PARTS - 1), 0)
+    tl.store(tokens + row, tl.load(where + row * PARTS + first))
 
 
 @kernel
@@ -85,14 +140,22 @@ def _likeliest(logits, l_token, vocab, BLOCK: tl.constexpr):
     """The largest logit, and the first token that has it."""
     largest, likeliest = tl.full((), float("-inf"), tl.float32), tl.zeros((), tl.int64)
     for b in range(0, tl.cdiv(vocab, BLOCK)):
-        token = b * BLOCK + tl.arange(0, BLOCK).to(tl.int64)
-        fits = token < vocab
-        x = tl.load(logits + token * l_token, mask=fits, other=float("-inf")).to(tl.float32)
-        here = tl.max(x, 0)
-        first = tl.min(tl.where((x == here) & fits, token, vocab), 0)
+        here, first = _likeliest_of(logits, l_token, vocab, b, BLOCK)
         likeliest = tl.where(here > largest, first, likeliest)
         largest = tl.maximum(here, largest)
     return largest, likeliest
+
+
+@jit
+@no_type_check
+def _likeliest_of(logits, l_token, vocab, b, BLOCK: tl.constexpr):
+    """The same of one block."""
+    token = b * BLOCK + tl.arange(0, BLOCK).to(tl.int64)
+    fits = token < vocab
+    x = tl.load(logits + token * l_token, mask=fits, other=float("-inf")).to(tl.float32)
+    largest = tl.max(x, 0)
+    # Where all are no numbers it is the block's first, so that it is a token in any case.
+    return largest, tl.min(tl.where((x == largest) & fits, token, vocab - 1), 0)
 
 
 @jit

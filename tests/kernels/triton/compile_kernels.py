@@ -27,7 +27,7 @@ from hybridrt.kernels.triton import few_experts as few
 from hybridrt.kernels.triton.causal_conv1d import causal_conv1d
 from hybridrt.kernels.triton.delta_inputs import delta_inputs
 from hybridrt.kernels.triton.few_experts import few_experts
-from hybridrt.kernels.triton.gated import add_gated, gated, gated_by, relu2, sigmoid_gated
+from hybridrt.kernels.triton.gated import add, add_gated, gated, gated_by, relu2, sigmoid_gated
 from hybridrt.kernels.triton.gated_delta_rule import gated_delta_rule
 from hybridrt.kernels.triton.gated_rms_norm import gated_rms_norm
 from hybridrt.kernels.triton.kda_inputs import kda_inputs
@@ -38,7 +38,7 @@ from hybridrt.kernels.triton.paged_attention import paged_attention
 from hybridrt.kernels.triton.rms_norm import add_rms_norm, rms_norm
 from hybridrt.kernels.triton.rotate import rotate, rotate_normed
 from hybridrt.kernels.triton.route import route
-from hybridrt.kernels.triton.sample import sample
+from hybridrt.kernels.triton.sample import likeliest, sample
 from hybridrt.kernels.triton.scan_inputs import scan_inputs
 from hybridrt.kernels.triton.selective_scan import selective_scan
 from hybridrt.kernels.triton.spread_rows import spread_rows
@@ -226,6 +226,7 @@ def _gates() -> None:
     sigmoid_gated(of(9, 4096), of(9, 9216)[:, 5120:])
     sigmoid_gated(of(9, 32, 128), of(9, 32, 1))
     relu2(of(9, 21504))
+    add(x, x)
 
 
 def _rotations() -> None:
@@ -266,6 +267,7 @@ def _sample() -> None:
     for vocab in (32_000, 262_144):
         numbers = torch.ones(3, 9, dtype=torch.float64)
         sample(of(9, vocab, dtype=torch.float32), *numbers)
+        likeliest(of(9, vocab, dtype=torch.float32))
 
 
 BY_TURNS: tuple[Gating, ...] = ("clamped", "clamped halves", "silu by turns", "bent by turns")

@@ -137,6 +137,18 @@ def test_a_result_of_unlike_dtypes_is_of_the_wider(place: Place) -> None:
 
 @pytest.mark.parametrize("rows", ROWS, ids=str)
 @pytest.mark.parametrize("size", [1, 33, 1500])
+def test_add_gives_what_torch_does(place: Place, rows: tuple[int, ...], size: int) -> None:
+    from hybridrt.kernels.triton.gated import add
+
+    x, wide = _normal(*rows, size, place=place), _normal(*rows, 3 * size, place=place)
+    y = wide[..., 1 : 3 * size : 3]
+    for a, b in ((x, y), (y, x), (x.float(), y)):
+        assert torch.equal(add(a, b), a + b)
+        assert add(a, b).dtype == (a + b).dtype
+
+
+@pytest.mark.parametrize("rows", ROWS, ids=str)
+@pytest.mark.parametrize("size", [1, 33, 1500])
 def test_relu2(place: Place, rows: tuple[int, ...], size: int) -> None:
     from hybridrt.kernels.triton.gated import relu2
 
