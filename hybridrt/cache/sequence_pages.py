@@ -63,6 +63,11 @@ class SequencePages:
         """How many tokens, from the first on, the sequence has room for in every group."""
         return self._entries[sequence].capacity
 
+    def stays_put(self, sequence: str, num_tokens: int) -> bool:
+        """Whether to commit so many tokens changes no page, and one more has room in them."""
+        entry = self._entries[sequence]
+        return num_tokens < entry.next_event and num_tokens < entry.capacity
+
     def num_committed(self, sequence: str) -> int:
         """Tokens whose cache has been written."""
         return self._entries[sequence].num_committed

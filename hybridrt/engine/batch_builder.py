@@ -103,6 +103,15 @@ class BatchBuilder:
             self._has_tokens = True
         return batch
 
+    def take_ahead(self, tokens: list[int]) -> ForwardBatch | None:
+        """The batch that was moved ahead, with these tokens; None: none was."""
+        if not self._is_ahead or self._last is None:
+            return None
+        if not self._has_tokens:
+            self._write_tokens(self._last, tokens)
+            self._has_tokens = True
+        return self._last
+
     def _write_tokens(self, batch: ForwardBatch, tokens: list[int]) -> None:
         if self._input_ids is None:
             batch.input_ids.copy_(self._tensor(np.array(tokens)), non_blocking=True)

@@ -52,6 +52,10 @@ class _Launched(NamedTuple):
     results: Results[list[RowResult]]
 
 
+BeginNext = Callable[[list[Row], list[RowResult]], None]
+"""Is given a launched step and its results, before they are committed."""
+
+
 class Engine:
     """A loaded model, its cache, and the requests on their way through it.
 
@@ -234,7 +238,7 @@ class Engine:
 
     def _advance(self) -> list[RequestOutput]:
         if self._launched is not None:
-            names = self._finish_launched()
+            names = self._finish_launched(self._begin_next)
             self._launch_ahead()
             return self._outputs(names)
         rows = self._schedule()
@@ -276,9 +280,7 @@ class Engine:
 
         One of decodes alone, in which nobody else's code runs, nor before it is committed.
         """
-        if not (self._in_a_row and self._runner.launches_ahead):
-            return
-        if self._scheduler.num_waiting or self._scheduler.recorder is not None:
+        if not self._may_launch_ahead:
             return
         rows = self._schedule()
         if not rows:
@@ -290,16 +292,41 @@ class Engine:
             self._scheduler.preempt_all(rows)
             raise
 
+    @property
+    def _may_launch_ahead(self) -> bool:
+        if not (self._in_a_row and self._runner.launches_ahead):
+            return False
+        return not self._scheduler.num_waiting and self._scheduler.recorder is None
+
+    def _begin_next(self, rows: list[Row], results: Rows[RowResult]) -> None:
+        """Lets the device go on while these results are committed, if they change nothing for it.
+
+        Only if it is certain: what a step does to states can't be taken back.
+        """
+        if not self._may_launch_ahead or self.model.rope_switch_length is not None:
+            return
+        tokens = [result.token for result in results if result.token is not None]
+        if len(tokens) == len(rows) and self._scheduler.all_go_on(rows, tokens):
+            self._runner.begin_next(tokens)
+
     def _catch_up(self) -> None:
         """Commits what was launched, so that the cache holds what is known of the sequences."""
         if self._launched is not None:
             with self._interrupts.held():
                 self._unreported += self._finish_launched()
 
-    def _finish_launched(self) -> list[str]:
+    def _finish_launched(self, begin_next: BeginNext | None = None) -> list[str]:
         launched, self._launched = self._launched, None
         assert launched is not None
-        return self._finish(*launched)
+        rows, results = launched
+
+        def run() -> list[RowResult]:
+            found = results()
+            if begin_next is not None:
+                begin_next(rows, found)
+            return found
+
+        return self._finish(rows, run)
 
     def _run(self, rows: list[Row]) -> Rows[RowResult]:
         recorder = self._scheduler.recorder
@@ -401,6 +428,7 @@ class Engine:
         All pages are given back, and every sequence is computed again from its tokens.
         """
         self._launched = None
+        self._runner.forget_begun()
         self.pages.reset()
         self.held.lose_pages()
         for sequence in self._scheduler.start_over():

@@ -40,6 +40,10 @@ class HeldRun(Sequence):
         """Keeps a copy of the logits behind so many tokens."""
         self.num_known, self.known_logits = num_tokens, logits.float().clone()
 
+    def surely_goes_on(self, token: int) -> bool:
+        """As of every sequence, but where nothing is generated."""
+        return not self.computes_only and Sequence.surely_goes_on(self, token)
+
     def append(self, token: int) -> None:
         """As of every sequence, but where nothing is generated the first token ends the run."""
         if self.computes_only:

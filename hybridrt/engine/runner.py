@@ -80,6 +80,7 @@ class Runner:
         self.static_decode = static_decode
         self.prepares_ahead = device.type != "cpu"
         self.launches_ahead = self.prepares_ahead and static_decode is not None
+        self._begun: tuple[ForwardBatch, Tensor] | None = None  # and the logits behind its rows
 
     def run(self, rows: list[Row]) -> list[RowResult]:
         """One step: every row's tokens go into the cache, and some rows get a next token."""
@@ -89,9 +90,26 @@ class Runner:
     def launch(self, rows: list[Row]) -> Results[list[RowResult]]:
         """The same, of which the device may have done nothing yet. The next is launched behind."""
         batch = self.batches.build(rows)
+        begun, self._begun = self._begun, None
+        if begun is not None and begun[0] is batch:
+            return self._take_logits(rows, begun[1])
         if self.static_decode is not None and self.static_decode.takes(batch):
             return self._take_logits(rows, self.static_decode.run(batch))
         return self._run_model(rows, batch)
+
+    @torch.inference_mode()
+    def begin_next(self, tokens: list[int]) -> None:
+        """Begins with the step behind the last one, which goes on with these tokens for certain.
+
+        It must be launched next, or everything start over: its states can't be taken back.
+        """
+        batch, decode = self.batches.take_ahead(tokens), self.static_decode
+        if batch is not None and decode is not None and decode.takes(batch):
+            self._begun = batch, decode.run(batch)
+
+    def forget_begun(self) -> None:
+        """Everything starts over."""
+        self._begun = None
 
     @torch.inference_mode()
     def run_eagerly(self, rows: list[Row]) -> list[RowResult]:

@@ -120,6 +120,19 @@ class Scheduler:
                 finished.append(sequence)
         return finished
 
+    def all_go_on(self, rows: list[Row], tokens: Iterable[int]) -> bool:
+        """Whether the next step is of the same sequences, on the same pages, if they draw these.
+
+        Of rows that decode; what is to be found out first, by text or by a count, counts as no.
+        """
+        if self.num_waiting or self._pages.unsettled or len(rows) != len(self._running):
+            return False
+        stays_put = self._pages.stays_put
+        return all(
+            sequence.surely_goes_on(token) and stays_put(sequence.sequence_id, stop)
+            for (sequence, _, stop), token in zip(rows, tokens, strict=True)
+        )
+
     def _take_token(self, sequence: Sequence, token: int) -> bool:
         """Returns whether the token was the last."""
         sequence.append(token)

@@ -101,6 +101,11 @@ class Sequence:
             self.prompt_logprobs = [*other.prompt_logprobs]
         self.num_cached_tokens, self.cache_note = other.num_computed, "hit"
 
+    def surely_goes_on(self, token: int) -> bool:
+        """Whether that token isn't the last, as is seen without its text."""
+        ends = token in self._stop_tokens or len(self.token_ids) + 1 >= self._most_tokens
+        return not (ends or self.params.stop or self.siblings)
+
     def append(self, token: int) -> None:
         """Takes the next token, its text with it, and finishes if it ends the output."""
         self.token_ids.append(token)
