@@ -3,7 +3,6 @@
 from math import inf
 from typing import Literal, NamedTuple
 
-import torch
 import triton
 from jaxtyping import Float, Int64
 from torch import Tensor
@@ -11,6 +10,7 @@ from torch import Tensor
 from hybridrt.kernels.reference.gates import Gating
 from hybridrt.kernels.triton.gates import kind_of
 from hybridrt.kernels.triton.launch import row_strides
+from hybridrt.kernels.triton.sort_by_expert import sort_by_expert
 from hybridrt.kernels.triton.sorted_experts import from_inner, to_inner
 from hybridrt.kernels.triton.weighted_sum import weighted_sum
 
@@ -31,77 +31,65 @@ def moe_experts(
     (tokens, hidden), top_k = x.shape, expert_ids.shape[1]
     if tokens == 0:
         return x.new_zeros(x.shape)
-    inner = down.shape[2]
-    tiles = _tiles(tokens * top_k, gate_up.shape[0], x.itemsize)
-    routing = _routing(expert_ids, gate_up.shape[0], tiles.rows)
-    values = x.new_empty(tokens * top_k, inner)
+    inner, experts = down.shape[2], len(down)
     kind, by_turns = kind_of(gating)
-    to_inner[(tiles.most, triton.cdiv(inner, tiles.columns))](
+    tiles = _tiles(tokens * top_k, experts, x.itemsize)
+    sort = sort_by_expert(expert_ids, experts, tiles.rows)
+    most = sort.tiles.shape[1]
+    values = x.new_empty(tokens * top_k, inner)
+    to_inner[(most * triton.cdiv(gate_up.shape[1], tiles.columns),)](
         x,
         gate_up,
         gate_up_bias,
         values,
-        *routing,
+        sort.order,
+        sort.tiles,
         *x.stride(),
         *gate_up.stride(),
         *row_strides(gate_up_bias, 2),
         hidden,
         inner,
         top_k,
+        most,
         alpha,
         limit,
         GATING=kind,
         BY_TURNS=by_turns,
-        **tiles.options(len(routing.ends)),
+        **tiles.options(hidden),
     )
-    out = torch.empty(tokens * top_k, hidden, dtype=torch.float32, device=x.device)
-    from_inner[(tiles.most, triton.cdiv(hidden, tiles.columns))](
+    tiles = _tiles_of_down(tiles)
+    out = x.new_empty(tokens * top_k, hidden)
+    from_inner[(most * triton.cdiv(hidden, tiles.columns),)](
         values,
         down,
         down_bias,
         out,
-        *routing,
+        sort.order,
+        sort.tiles,
         *down.stride(),
         *row_strides(down_bias, 2),
         inner,
         hidden,
-        **tiles.options(len(routing.ends)),
+        most,
+        **tiles.options(inner),
     )
     return weighted_sum(out, weights, None, x.dtype)
 
 
-class _Routing(NamedTuple):
-    """Assignments in the order of their experts; where each expert's and its tiles end."""
-
-    order: Int64[Tensor, " assignments"]
-    ends: Int64[Tensor, " experts"]
-    tile_ends: Int64[Tensor, " experts"]
-
-
-def _routing(expert_ids: Int64[Tensor, "tokens top_k"], experts: int, rows: int) -> _Routing:
-    """All of it on the device: the host never learns who got how many."""
-    ids = expert_ids.flatten()
-    counts = torch.zeros(experts, dtype=torch.int64, device=ids.device)
-    counts.index_add_(0, ids, torch.ones_like(ids))
-    tiles = (counts + (rows - 1)) // rows
-    return _Routing(ids.argsort(stable=True), counts.cumsum(0), tiles.cumsum(0))
-
-
 class _Tiles(NamedTuple):
-    """Assignments, columns and inputs of a tile; the most tiles that there can be."""
+    """Assignments of a tile, rows of a matrix, and inputs of both at a time."""
 
     rows: int
     columns: int
     inputs: int
-    most: int
     warps: int
     stages: int
 
-    def options(self, experts: int) -> dict[str, int]:
+    def options(self, inputs: int) -> dict[str, int | bool]:
         """For a launch."""
         return {
-            "EXPERTS": experts,
-            "BLOCK_E": triton.next_power_of_2(experts),
+            "WHOLE": inputs % self.inputs == 0,
+            "HALVES": self.rows >= LEAST_IN_HALVES,
             "BLOCK_M": self.rows,
             "BLOCK_N": self.columns,
             "BLOCK_K": self.inputs,
@@ -110,10 +98,30 @@ class _Tiles(NamedTuple):
         }
 
 
+FEW = _Tiles(16, 128, 64, 4, 4)
+"""For up to 16 assignments an expert: what counts is that weights are on their way."""
+
+SOME = _Tiles(64, 128, 64, 4, 4)
+MANY = _Tiles(128, 256, 64, 8, 4)
+"""For more than 64 assignments an expert."""
+
+MANY_OF_DOWN = _Tiles(128, 128, 64, 4, 3)
+"""Products of few inputs: two programs at a time, one of which computes as the other stores."""
+
+FEW_OF_FLOAT32 = _Tiles(16, 128, 32, 4, 4)
+MANY_OF_FLOAT32 = _Tiles(64, 128, 32, 4, 3)
+
+LEAST_IN_HALVES = 128
+"""Of a tile of so many rows half is computed where no more are there."""
+
+
 def _tiles(assignments: int, experts: int, itemsize: int) -> _Tiles:
-    """Few assignments an expert are bound by reading weights: narrow tiles, more on their way."""
-    rows = 16 if assignments <= 16 * experts else 64
-    # Every expert may have a last tile that isn't full; none has a tile without an assignment.
-    most = min(assignments, triton.cdiv(assignments, rows) + experts)
-    stages = 4 if rows == 16 else 3
-    return _Tiles(rows, 64, 128 // itemsize, most, 4, stages)
+    if assignments <= 16 * experts:
+        return FEW if itemsize <= 2 else FEW_OF_FLOAT32
+    if itemsize > 2:
+        return MANY_OF_FLOAT32
+    return SOME if assignments <= 64 * experts else MANY
+
+
+def _tiles_of_down(tiles: _Tiles) -> _Tiles:
+    return MANY_OF_DOWN if tiles is MANY else tiles
