@@ -106,21 +106,21 @@ def _count(
     """How many of its expert's are before an assignment in its block, and have all in a block."""
     wait_for_earlier()
     program = tl.program_id(0).to(tl.int64)
+    rest = assignments - tl.program_id(0) * BLOCK
     counts += program * experts
     every = tl.arange(0, BLOCK_E)
     tl.store(counts + every, tl.zeros([BLOCK_E], tl.int32), mask=every < experts)
     ids += program * BLOCK
-    rest = (assignments - program * BLOCK).to(tl.int32)
     number = tl.arange(0, BLOCK)
     expert = tl.load(ids + number, mask=number < rest, other=-1).to(tl.int32)
     # Those before in the lower half; in the upper one those behind, and itself.
     both = tl.zeros([BLOCK], tl.int32)
     for start in range(0, BLOCK, AT_ONCE):
         # One number for all threads: they sum without asking each other.
+        behind, to_end = number - start, rest - start
         for i in tl.static_range(AT_ONCE):
-            other = start + i
-            of_other = tl.load(ids + other, mask=other < rest, other=-2).to(tl.int32)
-            one = tl.where(other < number, 1, 1 << 16)
+            of_other = tl.load(ids + start + i, mask=i < to_end, other=-2).to(tl.int32)
+            one = tl.where(i < behind, 1, 1 << 16)
             both += tl.where(expert == of_other, one, 0)
     before = both & 0xFFFF
     tl.store(numbers + program * BLOCK + number, before, mask=number < rest)

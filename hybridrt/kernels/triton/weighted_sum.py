@@ -11,9 +11,8 @@ from torch import Tensor
 from hybridrt.kernels.reference.moe import FEW_TOKENS
 from hybridrt.kernels.triton.launch import block_of, kernel, row_strides, wait_for_earlier
 
-COLUMNS = 256  # that a program sums, of few tokens
-COLUMNS_OF_MANY = 1024  # the same, of many tokens
-FOR_A_WARP = 256  # of them: 16 bytes for each of its threads, or twice that
+COLUMNS = (256, 64)  # that a program sums, and a warp, of few tokens: all are on their way at once
+COLUMNS_OF_MANY = (1024, 256)  # the same, of many tokens
 
 
 def weighted_sum(
@@ -30,8 +29,8 @@ def weighted_sum(
     out = torch.empty(tokens, hidden, dtype=dtype, device=values.device)
     if out.numel() == 0:
         return out
-    columns = COLUMNS if tokens <= FEW_TOKENS else COLUMNS_OF_MANY
-    block = min(block_of(hidden), columns)
+    most, of_warp = COLUMNS if tokens <= FEW_TOKENS else COLUMNS_OF_MANY
+    block = min(block_of(hidden), most)
     _sum[(tokens, triton.cdiv(hidden, block))](
         values,
         weights,
@@ -43,7 +42,7 @@ def weighted_sum(
         hidden,
         TOP_K=top_k,
         BLOCK=block,
-        num_warps=max(1, block // FOR_A_WARP),
+        num_warps=max(1, block // of_warp),
     )
     return out
 
