@@ -10,8 +10,8 @@ from torch import Tensor
 from hybridrt.kernels.reference.gates import Gating
 from hybridrt.kernels.triton.gates import kind_of
 from hybridrt.kernels.triton.launch import row_strides
-from hybridrt.kernels.triton.sort_by_expert import sort_by_expert
-from hybridrt.kernels.triton.sorted_experts import from_inner, to_inner
+from hybridrt.kernels.triton.sort_by_expert import Sorted, sort_by_expert
+from hybridrt.kernels.triton.sorted_experts import multiply_tiles
 from hybridrt.kernels.triton.weighted_sum import weighted_sum
 
 
@@ -31,91 +31,99 @@ def moe_experts(
     (tokens, hidden), top_k = x.shape, expert_ids.shape[1]
     if tokens == 0:
         return x.new_zeros(x.shape)
-    inner, experts = down.shape[2], len(down)
+    inner, assignments = down.shape[2], tokens * top_k
+    tiles = _tiles(assignments, len(down), x.itemsize)
+    sort = sort_by_expert(expert_ids, len(down), tiles.rows)
     kind, by_turns = kind_of(gating)
-    tiles = _tiles(tokens * top_k, experts, x.itemsize)
-    sort = sort_by_expert(expert_ids, experts, tiles.rows)
-    most = sort.tiles.shape[1]
-    values = x.new_empty(tokens * top_k, inner)
-    to_inner[(most * triton.cdiv(gate_up.shape[1], tiles.columns),)](
-        x,
-        gate_up,
-        gate_up_bias,
-        values,
-        sort.order,
-        sort.tiles,
-        *x.stride(),
-        *gate_up.stride(),
-        *row_strides(gate_up_bias, 2),
-        hidden,
-        inner,
-        top_k,
-        most,
-        alpha,
-        limit,
-        GATING=kind,
-        BY_TURNS=by_turns,
-        **tiles.options(hidden),
-    )
-    tiles = _tiles_of_down(tiles)
-    out = x.new_empty(tokens * top_k, hidden)
-    from_inner[(most * triton.cdiv(hidden, tiles.columns),)](
-        values,
-        down,
-        down_bias,
-        out,
-        sort.order,
-        sort.tiles,
-        *down.stride(),
-        *row_strides(down_bias, 2),
-        inner,
-        hidden,
-        most,
-        **tiles.options(inner),
-    )
+    gate = _Gate(kind, by_turns, alpha, limit)
+    values = x.new_empty(assignments, inner)
+    _multiply(x, gate_up, gate_up_bias, values, sort, tiles, gate)
+    out = x.new_empty(assignments, hidden)
+    _multiply(values, down, down_bias, out, sort, _tiles_of_down(tiles), None)
     return weighted_sum(out, weights, None, x.dtype)
 
 
-class _Tiles(NamedTuple):
-    """Assignments of a tile, rows of a matrix, and inputs of both at a time."""
+class _Gate(NamedTuple):
+    """What `kind_of` says, and the numbers of `Gating`."""
+
+    kind: str
+    by_turns: bool
+    alpha: float
+    limit: float
+
+
+def _multiply(
+    given: Float[Tensor, "rows inputs"],
+    matrices: Float[Tensor, "experts outputs inputs"],
+    bias: Float[Tensor, "experts outputs"] | None,
+    out: Float[Tensor, "assignments columns"],
+    sort: Sorted,
+    tiles: "Tiles",
+    gate: _Gate | None,
+) -> None:
+    """With a gate, of tokens to the assignments by expert; without one from there on."""
+    kind, by_turns, alpha, limit = gate or _Gate("", False, 1.0, 1.0)
+    (_, outputs, inputs), most = matrices.shape, sort.tiles.shape[1]
+    blocks = tiles.blocks if outputs % (tiles.blocks * tiles.columns) == 0 else 1
+    multiply_tiles[(most * triton.cdiv(outputs, tiles.columns * blocks),)](
+        given,
+        matrices,
+        bias,
+        out,
+        sort.order,
+        sort.tiles,
+        *given.stride(),
+        *matrices.stride(),
+        *row_strides(bias, 2),
+        inputs,
+        outputs,
+        sort.places.shape[1],
+        most,
+        blocks,
+        alpha,
+        limit,
+        GATING=kind or None,
+        BY_TURNS=by_turns,
+        OF_TOKENS=gate is not None,
+        WHOLE=inputs % tiles.inputs == 0,
+        HALVES=tiles.rows >= LEAST_IN_HALVES,
+        BLOCK_M=tiles.rows,
+        BLOCK_N=tiles.columns,
+        BLOCK_K=tiles.inputs,
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
+    )
+
+
+class Tiles(NamedTuple):
+    """Assignments of a tile, rows of a matrix, inputs of both at a time; blocks of a program."""
 
     rows: int
     columns: int
     inputs: int
+    blocks: int
     warps: int
     stages: int
 
-    def options(self, inputs: int) -> dict[str, int | bool]:
-        """For a launch."""
-        return {
-            "WHOLE": inputs % self.inputs == 0,
-            "HALVES": self.rows >= LEAST_IN_HALVES,
-            "BLOCK_M": self.rows,
-            "BLOCK_N": self.columns,
-            "BLOCK_K": self.inputs,
-            "num_warps": self.warps,
-            "num_stages": self.stages,
-        }
 
-
-FEW = _Tiles(16, 128, 64, 4, 4)
+FEW = Tiles(16, 128, 64, 1, 4, 4)
 """For up to 16 assignments an expert: what counts is that weights are on their way."""
 
-SOME = _Tiles(64, 128, 64, 4, 4)
-MANY = _Tiles(128, 256, 64, 8, 4)
+SOME = Tiles(64, 128, 64, 1, 4, 4)
+MANY = Tiles(128, 256, 64, 2, 8, 4)
 """For more than 64 assignments an expert."""
 
-MANY_OF_DOWN = _Tiles(128, 128, 64, 4, 3)
-"""Products of few inputs: two programs at a time, one of which computes as the other stores."""
+MANY_OF_DOWN = Tiles(128, 256, 64, 4, 8, 4)
+"""For their second product, which has few inputs."""
 
-FEW_OF_FLOAT32 = _Tiles(16, 128, 32, 4, 4)
-MANY_OF_FLOAT32 = _Tiles(64, 128, 32, 4, 3)
+FEW_OF_FLOAT32 = Tiles(16, 128, 32, 1, 4, 4)
+MANY_OF_FLOAT32 = Tiles(64, 128, 32, 1, 4, 3)
 
 LEAST_IN_HALVES = 128
 """Of a tile of so many rows half is computed where no more are there."""
 
 
-def _tiles(assignments: int, experts: int, itemsize: int) -> _Tiles:
+def _tiles(assignments: int, experts: int, itemsize: int) -> Tiles:
     if assignments <= 16 * experts:
         return FEW if itemsize <= 2 else FEW_OF_FLOAT32
     if itemsize > 2:
@@ -123,5 +131,5 @@ def _tiles(assignments: int, experts: int, itemsize: int) -> _Tiles:
     return SOME if assignments <= 64 * experts else MANY
 
 
-def _tiles_of_down(tiles: _Tiles) -> _Tiles:
+def _tiles_of_down(tiles: Tiles) -> Tiles:
     return MANY_OF_DOWN if tiles is MANY else tiles

@@ -194,6 +194,7 @@ def _sorted_experts() -> None:
             moe_experts(of(count, 2048, dtype=dtype), *matrices, ids, weights)
     matrices = of(512, 1000, 2000), of(512, 2000, 1000)
     moe_experts(of(8192, 2000), *matrices, ids, weights, gating="relu2")
+    moe_experts(of(8192, 1), of(9, 2, 1), of(9, 1, 1), ids, weights, of(9, 2), of(9, 1))
 
 
 def _spread() -> None:
