@@ -110,8 +110,10 @@ FEW = Tiles(16, 128, 64, 1, 4, 4)
 """For up to 16 assignments an expert: what counts is that weights are on their way."""
 
 SOME = Tiles(64, 128, 64, 1, 4, 4)
+"""For up to 64."""
+
 MANY = Tiles(128, 256, 64, 2, 8, 4)
-"""For more than 64 assignments an expert."""
+"""For more."""
 
 MANY_OF_DOWN = Tiles(128, 256, 64, 4, 8, 4)
 """For their second product, which has few inputs."""
