@@ -34,6 +34,7 @@ from hybridrt.kernels.triton.few_experts import few_experts
 from hybridrt.kernels.triton.gated_delta_rule import gated_delta_rule
 from hybridrt.kernels.triton.grouped_moe import grouped_experts
 from hybridrt.kernels.triton.mla_attention import mla_attention
+from hybridrt.kernels.triton.moe import moe_experts as sorted_experts
 from hybridrt.kernels.triton.one_row import one_row_linear
 from hybridrt.kernels.triton.paged_attention import paged_attention
 from hybridrt.kernels.triton.rms_norm import add_rms_norm
@@ -273,6 +274,7 @@ def experts(
     ids = uniform(tokens, count).topk(top_k).indices
     args = (x, gate_up, down, ids, uniform(tokens, top_k))
     sides: dict[str, Run] = {
+        "sorted": lambda: sorted_experts(*args),
         "grouped": lambda: grouped_experts(*args),
         "torch": lambda: grouped.moe_experts(*args),
     }

@@ -20,6 +20,9 @@ InBlocks = BlockedMatrices | QuantisedMatrices
 UNSORTED_TOKENS = 64
 """On a GPU, up to as many are found by their experts; more are sorted by expert first."""
 
+CROWDED = 256
+"""Assignments an expert, from which on torch's grouped product is worth its copies."""
+
 
 def moe_experts(
     x: Float[Tensor, "tokens hidden"],
@@ -89,15 +92,22 @@ def stacked_moe_experts(
 
 
 def _moe_experts_on_gpu(x: Tensor, gate_up: Tensor, down: Tensor, *rest: Any) -> Tensor:
-    """By how many tokens there are, and whether torch's grouped product takes them."""
+    """By how many tokens there are, of an expert too, and what torch's grouped product takes."""
     if len(x) <= UNSORTED_TOKENS:
         from hybridrt.kernels.triton.few_experts import few_experts
 
         return few_experts(x, gate_up, down, *rest)
-    if reference.can_group(x, gate_up, down):
+    if is_crowded(rest[0], down) and reference.can_group(x, gate_up, down):
         from hybridrt.kernels.triton.grouped_moe import grouped_experts
 
         return grouped_experts(x, gate_up, down, *rest)
     from hybridrt.kernels.triton.moe import moe_experts
 
     return moe_experts(x, gate_up, down, *rest)
+
+
+def is_crowded(
+    expert_ids: Int64[Tensor, "tokens top_k"], matrices: Float[Tensor, "experts _ _"]
+) -> bool:
+    """Whether experts have many tokens each, if all have as many."""
+    return expert_ids.numel() >= CROWDED * len(matrices)

@@ -5,7 +5,13 @@ from torch import Tensor
 
 from hybridrt.kernels.backend import numba_takes, triton_runs
 from hybridrt.kernels.linear import PackedMatrices
-from hybridrt.kernels.moe import UNSORTED_TOKENS, InBlocks, reads_blocks, reads_stacked
+from hybridrt.kernels.moe import (
+    UNSORTED_TOKENS,
+    InBlocks,
+    is_crowded,
+    reads_blocks,
+    reads_stacked,
+)
 from hybridrt.kernels.op import like_first, torch_op
 from hybridrt.kernels.reference import relu2_moe as reference
 from hybridrt.kernels.reference.moe import can_group
@@ -59,12 +65,12 @@ def _relu2_experts_on_gpu(
     expert_ids: Int64[Tensor, "tokens top_k"],
     weights: Float[Tensor, "tokens top_k"],
 ) -> Float[Tensor, "tokens hidden"]:
-    """By how many tokens there are, and whether torch's grouped product takes them."""
+    """By how many tokens there are, of an expert too, and what torch's grouped product takes."""
     if len(x) <= UNSORTED_TOKENS:
         from hybridrt.kernels.triton.few_experts import few_experts
 
         return few_experts(x, up, down, expert_ids, weights, gating="relu2")
-    if can_group(x, up, down):
+    if is_crowded(expert_ids, down) and can_group(x, up, down):
         from hybridrt.kernels.triton.grouped_moe import grouped_relu2_experts
 
         return grouped_relu2_experts(x, up, down, expert_ids, weights)

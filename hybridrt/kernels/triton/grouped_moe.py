@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from hybridrt.kernels.reference.gates import Gating
 from hybridrt.kernels.reference.moe import Inner, multiply_groups
+from hybridrt.kernels.triton.gated import relu2
 from hybridrt.kernels.triton.spread_rows import spread_rows
 from hybridrt.kernels.triton.weighted_sum import weighted_sum
 
@@ -42,6 +43,6 @@ def grouped_relu2_experts(
 ) -> Float[Tensor, "tokens hidden"]:
     """See `hybridrt.kernels.relu2_moe.stacked_relu2_experts`."""
     spread = spread_rows(x, expert_ids, len(up))
-    inner = F.relu(F.grouped_mm(spread.rows, up.transpose(1, 2), offs=spread.ends)).square_()
-    out = F.grouped_mm(inner, down.transpose(1, 2), offs=spread.ends)
+    inner = F.grouped_mm(spread.rows, up.transpose(1, 2), offs=spread.ends)
+    out = F.grouped_mm(relu2(inner), down.transpose(1, 2), offs=spread.ends)
     return weighted_sum(out, weights, spread.places, x.dtype)

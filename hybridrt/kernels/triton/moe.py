@@ -3,7 +3,6 @@
 from math import inf
 from typing import Literal, NamedTuple
 
-import torch
 import triton
 from jaxtyping import Float, Int64
 from torch import Tensor
@@ -11,7 +10,8 @@ from torch import Tensor
 from hybridrt.kernels.reference.gates import Gating
 from hybridrt.kernels.triton.gates import kind_of
 from hybridrt.kernels.triton.launch import row_strides
-from hybridrt.kernels.triton.sorted_experts import from_inner, to_inner
+from hybridrt.kernels.triton.sort_by_expert import Sorted, sort_by_expert
+from hybridrt.kernels.triton.sorted_experts import multiply_tiles
 from hybridrt.kernels.triton.weighted_sum import weighted_sum
 
 
@@ -31,89 +31,107 @@ def moe_experts(
     (tokens, hidden), top_k = x.shape, expert_ids.shape[1]
     if tokens == 0:
         return x.new_zeros(x.shape)
-    inner = down.shape[2]
-    tiles = _tiles(tokens * top_k, gate_up.shape[0], x.itemsize)
-    routing = _routing(expert_ids, gate_up.shape[0], tiles.rows)
-    values = x.new_empty(tokens * top_k, inner)
+    inner, assignments = down.shape[2], tokens * top_k
+    tiles = _tiles(assignments, len(down), x.itemsize)
+    sort = sort_by_expert(expert_ids, len(down), tiles.rows)
     kind, by_turns = kind_of(gating)
-    to_inner[(tiles.most, triton.cdiv(inner, tiles.columns))](
-        x,
-        gate_up,
-        gate_up_bias,
-        values,
-        *routing,
-        *x.stride(),
-        *gate_up.stride(),
-        *row_strides(gate_up_bias, 2),
-        hidden,
-        inner,
-        top_k,
-        alpha,
-        limit,
-        GATING=kind,
-        BY_TURNS=by_turns,
-        **tiles.options(len(routing.ends)),
-    )
-    out = torch.empty(tokens * top_k, hidden, dtype=torch.float32, device=x.device)
-    from_inner[(tiles.most, triton.cdiv(hidden, tiles.columns))](
-        values,
-        down,
-        down_bias,
-        out,
-        *routing,
-        *down.stride(),
-        *row_strides(down_bias, 2),
-        inner,
-        hidden,
-        **tiles.options(len(routing.ends)),
-    )
+    gate = _Gate(kind, by_turns, alpha, limit)
+    values = x.new_empty(assignments, inner)
+    _multiply(x, gate_up, gate_up_bias, values, sort, tiles, gate)
+    out = x.new_empty(assignments, hidden)
+    _multiply(values, down, down_bias, out, sort, _tiles_of_down(tiles), None)
     return weighted_sum(out, weights, None, x.dtype)
 
 
-class _Routing(NamedTuple):
-    """Assignments in the order of their experts; where each expert's and its tiles end."""
+class _Gate(NamedTuple):
+    """What `kind_of` says, and the numbers of `Gating`."""
 
-    order: Int64[Tensor, " assignments"]
-    ends: Int64[Tensor, " experts"]
-    tile_ends: Int64[Tensor, " experts"]
-
-
-def _routing(expert_ids: Int64[Tensor, "tokens top_k"], experts: int, rows: int) -> _Routing:
-    """All of it on the device: the host never learns who got how many."""
-    ids = expert_ids.flatten()
-    counts = torch.zeros(experts, dtype=torch.int64, device=ids.device)
-    counts.index_add_(0, ids, torch.ones_like(ids))
-    tiles = (counts + (rows - 1)) // rows
-    return _Routing(ids.argsort(stable=True), counts.cumsum(0), tiles.cumsum(0))
+    kind: str
+    by_turns: bool
+    alpha: float
+    limit: float
 
 
-class _Tiles(NamedTuple):
-    """Assignments, columns and inputs of a tile; the most tiles that there can be."""
+def _multiply(
+    given: Float[Tensor, "rows inputs"],
+    matrices: Float[Tensor, "experts outputs inputs"],
+    bias: Float[Tensor, "experts outputs"] | None,
+    out: Float[Tensor, "assignments columns"],
+    sort: Sorted,
+    tiles: "Tiles",
+    gate: _Gate | None,
+) -> None:
+    """With a gate, of tokens to the assignments by expert; without one from there on."""
+    kind, by_turns, alpha, limit = gate or _Gate("", False, 1.0, 1.0)
+    (_, outputs, inputs), most = matrices.shape, sort.tiles.shape[1]
+    blocks = tiles.blocks if outputs % (tiles.blocks * tiles.columns) == 0 else 1
+    multiply_tiles[(most * triton.cdiv(outputs, tiles.columns * blocks),)](
+        given,
+        matrices,
+        bias,
+        out,
+        sort.order,
+        sort.tiles,
+        *given.stride(),
+        *matrices.stride(),
+        *row_strides(bias, 2),
+        inputs,
+        outputs,
+        sort.places.shape[1],
+        most,
+        blocks,
+        alpha,
+        limit,
+        GATING=kind or None,
+        BY_TURNS=by_turns,
+        OF_TOKENS=gate is not None,
+        WHOLE=inputs % tiles.inputs == 0,
+        HALVES=tiles.rows >= LEAST_IN_HALVES,
+        BLOCK_M=tiles.rows,
+        BLOCK_N=tiles.columns,
+        BLOCK_K=tiles.inputs,
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
+    )
+
+
+class Tiles(NamedTuple):
+    """Assignments of a tile, rows of a matrix, inputs of both at a time; blocks of a program."""
 
     rows: int
     columns: int
     inputs: int
-    most: int
+    blocks: int
     warps: int
     stages: int
 
-    def options(self, experts: int) -> dict[str, int]:
-        """For a launch."""
-        return {
-            "EXPERTS": experts,
-            "BLOCK_E": triton.next_power_of_2(experts),
-            "BLOCK_M": self.rows,
-            "BLOCK_N": self.columns,
-            "BLOCK_K": self.inputs,
-            "num_warps": self.warps,
-            "num_stages": self.stages,
-        }
+
+FEW = Tiles(16, 128, 64, 1, 4, 4)
+"""For up to 16 assignments an expert: what counts is that weights are on their way."""
+
+SOME = Tiles(64, 128, 64, 1, 4, 4)
+"""For up to 64."""
+
+MANY = Tiles(128, 256, 64, 2, 8, 4)
+"""For more."""
+
+MANY_OF_DOWN = Tiles(128, 256, 64, 4, 8, 4)
+"""For their second product, which has few inputs."""
+
+FEW_OF_FLOAT32 = Tiles(16, 128, 32, 1, 4, 4)
+MANY_OF_FLOAT32 = Tiles(64, 128, 32, 1, 4, 3)
+
+LEAST_IN_HALVES = 128
+"""Of a tile of so many rows half is computed where no more are there."""
 
 
-def _tiles(assignments: int, experts: int, itemsize: int) -> _Tiles:
-    """Few assignments an expert are bound by reading weights: narrow tiles, more on their way."""
-    rows = 16 if assignments <= 16 * experts else 64
-    # Every expert may have a last tile that isn't full; none has a tile without an assignment.
-    most = min(assignments, triton.cdiv(assignments, rows) + experts)
-    stages = 4 if rows == 16 else 3
-    return _Tiles(rows, 64, 128 // itemsize, most, 4, stages)
+def _tiles(assignments: int, experts: int, itemsize: int) -> Tiles:
+    if assignments <= 16 * experts:
+        return FEW if itemsize <= 2 else FEW_OF_FLOAT32
+    if itemsize > 2:
+        return MANY_OF_FLOAT32
+    return SOME if assignments <= 64 * experts else MANY
+
+
+def _tiles_of_down(tiles: Tiles) -> Tiles:
+    return MANY_OF_DOWN if tiles is MANY else tiles

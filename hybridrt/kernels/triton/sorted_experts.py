@@ -1,110 +1,180 @@
-"""The kernels of experts on many tokens: tiles of assignments that were sorted by expert."""
+"""Experts' matrices times many tokens: tiles of assignments that were sorted by expert."""
 
 from typing import no_type_check
 
 import triton.language as tl
 
-from hybridrt.kernels.triton.expert_tile import tile_from_inner, tile_to_inner
-from hybridrt.kernels.triton.launch import jit, kernel, wait_for_earlier
-
-
-@jit
-@no_type_check
-def _assignments(
-    order, ends, tile_ends, EXPERTS: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_M: tl.constexpr
-):
-    """The expert of this tile, its assignments, and which of them there are.
-
-    A tile behind the last has the expert EXPERTS.
-    """
-    tile = tl.program_id(0)
-    experts = tl.arange(0, BLOCK_E)
-    # Behind the last expert stand tiles without end: none of them is before this one.
-    last = tl.load(tile_ends + experts, mask=experts < EXPERTS, other=1 << 62)
-    expert = tl.sum((last <= tile).to(tl.int64), 0)
-    begin = tl.max(tl.where(last <= tile, last, 0), 0)
-    is_before = experts < expert
-    start = tl.max(tl.load(ends + experts, mask=is_before & (experts < EXPERTS), other=0), 0)
-    stop = tl.load(ends + tl.minimum(expert, EXPERTS - 1))
-    at = start + (tile - begin) * BLOCK_M + tl.arange(0, BLOCK_M)
-    live = at < stop
-    return expert, tl.load(order + at, mask=live, other=0), live
+from hybridrt.kernels.triton.gates import gated
+from hybridrt.kernels.triton.launch import FLOAT32_DOT, jit, kernel, wait_for_earlier
 
 
 @kernel
 @no_type_check
-def to_inner(
-    x,  # [tokens, hidden]
-    gate_up,  # [EXPERTS, 2 * inner, hidden]
-    bias,  # [EXPERTS, 2 * inner]; None: there is none
-    out,  # [assignments, inner], contiguous
+def multiply_tiles(
+    given,  # [tokens, size] or [assignments, size]
+    matrices,  # [experts, columns, size]
+    bias,  # [experts, columns]; None: there is none
+    out,  # [assignments, columns], contiguous; of a gate half as many columns
     order,  # [assignments]
-    ends,  # [EXPERTS]
-    tile_ends,  # [EXPERTS]
-    x_token,
-    x_dim,
-    w_expert,
-    w_row,
-    w_dim,
+    tiles,  # [3, most]
+    g_row,
+    g_dim,
+    m_expert,
+    m_row,
+    m_dim,
     b_expert,
     b_row,
-    hidden,
-    inner,
+    size,
+    columns,
     top_k,
+    most,
+    blocks,
     alpha,
     limit,
     GATING: tl.constexpr,
     BY_TURNS: tl.constexpr,
-    EXPERTS: tl.constexpr,
-    BLOCK_E: tl.constexpr,
+    OF_TOKENS: tl.constexpr,
+    WHOLE: tl.constexpr,
+    HALVES: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """`tile_to_inner` of a tile and some columns."""
+    """A tile times so many blocks of columns of its expert's matrix, and what GATING says.
+
+    GATING is that of `gates.gated`, "relu2", the square of what is positive, or None. OF_TOKENS:
+    rows of tokens are given and those of `out` stand in the order of `order`; otherwise those that
+    are given do, and each goes to where its assignment is. WHOLE: rows are of whole blocks.
+    """
     wait_for_earlier()
-    expert, assignment, live = _assignments(order, ends, tile_ends, EXPERTS, BLOCK_E, BLOCK_M)
-    if expert >= EXPERTS:
+    # Programs of one tile are neighbours: those at work read few experts' weights.
+    programs = tl.cdiv(columns, BLOCK_N * blocks)
+    tile = tl.program_id(0) // programs
+    expert = tl.load(tiles + tile).to(tl.int64)
+    if expert < 0:
         return
-    column = tl.program_id(1).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
-    strides = (x_token, x_dim, w_expert, w_row, w_dim, b_expert, b_row)
-    tile_to_inner(
-        x, gate_up, bias, out, expert, assignment, live, column, strides, hidden, inner, top_k,
-        alpha, limit, GATING, BY_TURNS, BLOCK_M, BLOCK_N, BLOCK_K,
-    )  # fmt: skip
+    first = tl.load(tiles + most + tile)
+    stop = tl.load(tiles + 2 * most + tile)
+    block = tl.program_id(0) % programs * blocks
+    arrays = (given, matrices, bias, out, order)
+    strides = (g_row, g_dim, m_expert, m_row, m_dim, b_expert, b_row)
+    if HALVES and stop - first <= BLOCK_M // 2:
+        _multiply(
+            arrays, strides, expert, first, stop, block, size, columns, top_k, blocks, alpha, limit,
+            GATING, BY_TURNS, OF_TOKENS, WHOLE, BLOCK_M // 2, BLOCK_N, BLOCK_K,
+        )  # fmt: skip
+    else:
+        _multiply(
+            arrays, strides, expert, first, stop, block, size, columns, top_k, blocks, alpha, limit,
+            GATING, BY_TURNS, OF_TOKENS, WHOLE, BLOCK_M, BLOCK_N, BLOCK_K,
+        )  # fmt: skip
 
 
-@kernel
+@jit
 @no_type_check
-def from_inner(
-    values,  # [assignments, inner], contiguous
-    down,  # [EXPERTS, hidden, inner]
-    bias,  # [EXPERTS, hidden]; None: there is none
-    out,  # float32 [assignments, hidden], contiguous
-    order,  # [assignments]
-    ends,  # [EXPERTS]
-    tile_ends,  # [EXPERTS]
-    w_expert,
-    w_row,
-    w_dim,
-    b_expert,
-    b_row,
-    inner,
-    hidden,
-    EXPERTS: tl.constexpr,
-    BLOCK_E: tl.constexpr,
+def _multiply(
+    arrays,
+    strides,
+    expert,
+    first,
+    stop,
+    block,
+    size,
+    columns,
+    top_k,
+    blocks,
+    alpha,
+    limit,
+    GATING: tl.constexpr,
+    BY_TURNS: tl.constexpr,
+    OF_TOKENS: tl.constexpr,
+    WHOLE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """`tile_from_inner` of a tile and some columns."""
-    wait_for_earlier()
-    expert, assignment, live = _assignments(order, ends, tile_ends, EXPERTS, BLOCK_E, BLOCK_M)
-    if expert >= EXPERTS:
-        return
-    column = tl.program_id(1).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
-    strides = (w_expert, w_row, w_dim, b_expert, b_row)
-    tile_from_inner(
-        values, down, bias, out, expert, assignment, live, column, strides, inner, hidden,
-        BLOCK_M, BLOCK_N, BLOCK_K,
-    )  # fmt: skip
+    """One loop over all blocks: weights of the next are on their way while one is stored."""
+    given, matrices, bias, out, order = arrays
+    g_row, g_dim, m_expert, m_row, m_dim, b_expert, b_row = strides
+    HALVED: tl.constexpr = GATING is not None and GATING != "relu2"
+    place = (first + tl.arange(0, BLOCK_M)).to(tl.int64)
+    # What isn't there is read where something is: loads without masks are faster.
+    there = tl.minimum(place, stop - 1)
+    assignment = tl.load(order + there)
+    source = (assignment // top_k).to(tl.int64) if OF_TOKENS else there
+    target = place if OF_TOKENS else assignment.to(tl.int64)
+    row = _rows(block, columns, HALVED and not BY_TURNS, BLOCK_N)
+    k = tl.arange(0, BLOCK_K).to(tl.int64)
+    left = given + (source * g_row)[:, None] + (k * g_dim)[None, :]
+    right = matrices + expert * m_expert + (row * m_row)[None, :] + (k * m_dim)[:, None]
+    steps = tl.cdiv(size, BLOCK_K)
+    down = (BLOCK_N // 2 if HALVED and not BY_TURNS else BLOCK_N) * m_row
+    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for step in range(0, steps * blocks):
+        at = step % steps
+        is_last = at == steps - 1
+        if WHOLE:
+            a, b = tl.load(left), tl.load(right)
+        else:
+            is_k = k < size - at * BLOCK_K
+            a = tl.load(left, mask=is_k[None, :], other=0.0)
+            b = tl.load(right, mask=is_k[:, None], other=0.0)
+        total = tl.dot(a, b, total, input_precision=FLOAT32_DOT)
+        onwards = tl.where(is_last, (1 - steps) * BLOCK_K, BLOCK_K).to(tl.int64)
+        left += onwards * g_dim
+        right += onwards * m_dim + tl.where(is_last, down, 0)
+        if is_last:
+            now = block + step // steps
+            if bias is not None:
+                row = _rows(now, columns, HALVED and not BY_TURNS, BLOCK_N)
+                of_row = tl.load(bias + expert * b_expert + row * b_row)
+                total += of_row.to(tl.float32)[None, :]
+            _store(
+                total, out, target, place < stop, now, columns, alpha, limit,
+                GATING, HALVED, BLOCK_M, BLOCK_N,
+            )  # fmt: skip
+            # A zero that a compiler can't see: it would choose between it and a sum under way.
+            zero = tl.minimum(now, 0).to(tl.float32)
+            total = tl.full([BLOCK_M, BLOCK_N], zero, tl.float32)
+
+
+@jit
+@no_type_check
+def _rows(block, columns, MIXED: tl.constexpr, BLOCK: tl.constexpr):
+    """The matrix' rows for a block of columns; the last in place of those that aren't there.
+
+    MIXED: gate and up by turns even if they stand in halves, so that a thread has both of them.
+    """
+    row = tl.minimum(block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK), columns - 1)
+    return row % 2 * (columns // 2) + row // 2 if MIXED else row
+
+
+@jit
+@no_type_check
+def _store(
+    total,
+    out,
+    target,
+    live,
+    block,
+    columns,
+    alpha,
+    limit,
+    GATING: tl.constexpr,
+    HALVED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    SHARE: tl.constexpr = 2 if HALVED else 1
+    if HALVED:
+        gate, up = tl.split(tl.reshape(total, (BLOCK_M, BLOCK_N // 2, 2)))
+        result = gated(gate, up, alpha, limit, GATING)
+    elif GATING == "relu2":
+        result = tl.maximum(total, 0.0) * tl.maximum(total, 0.0)
+    else:
+        result = total
+    width = columns // SHARE
+    column = block.to(tl.int64) * (BLOCK_N // SHARE) + tl.arange(0, BLOCK_N // SHARE)
+    at = out + (target * width)[:, None] + column[None, :]
+    mask = live[:, None] & (column < width)[None, :]
+    tl.store(at, result.to(out.dtype.element_ty), mask=mask)

@@ -11,8 +11,8 @@ from torch import Tensor
 from hybridrt.kernels.reference.moe import FEW_TOKENS
 from hybridrt.kernels.triton.launch import block_of, kernel, row_strides, wait_for_earlier
 
-ELEMENTS = 4096  # that a program reads at a time, of few tokens
-ELEMENTS_OF_MANY = 8192  # the same, of many tokens
+COLUMNS = (256, 64)  # that a program sums, and a warp, of few tokens: all are on their way at once
+COLUMNS_OF_MANY = (1024, 256)  # the same, of many tokens
 
 
 def weighted_sum(
@@ -29,9 +29,8 @@ def weighted_sum(
     out = torch.empty(tokens, hidden, dtype=dtype, device=values.device)
     if out.numel() == 0:
         return out
-    rows = triton.next_power_of_2(top_k)
-    elements = ELEMENTS if tokens <= FEW_TOKENS else ELEMENTS_OF_MANY
-    block = min(block_of(hidden), max(16, elements // rows))
+    most, of_warp = COLUMNS if tokens <= FEW_TOKENS else COLUMNS_OF_MANY
+    block = min(block_of(hidden), most)
     _sum[(tokens, triton.cdiv(hidden, block))](
         values,
         weights,
@@ -42,9 +41,8 @@ def weighted_sum(
         *row_strides(places, 2),
         hidden,
         TOP_K=top_k,
-        BLOCK_J=rows,
-        BLOCK_H=block,
-        num_warps=4,
+        BLOCK=block,
+        num_warps=max(1, block // of_warp),
     )
     return out
 
@@ -64,21 +62,19 @@ def _sum(
     p_choice,
     hidden,
     TOP_K: tl.constexpr,
-    BLOCK_J: tl.constexpr,
-    BLOCK_H: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     wait_for_earlier()
     token = tl.program_id(0).to(tl.int64)
-    choice = tl.arange(0, BLOCK_J)
-    column = tl.program_id(1).to(tl.int64) * BLOCK_H + tl.arange(0, BLOCK_H)
-    is_choice, fits = choice < TOP_K, column < hidden
-    row = token * TOP_K + choice
-    if places is not None:
-        at = places + token * p_token + choice * p_choice
-        row = tl.load(at, mask=is_choice, other=0).to(tl.int64)
-    at = weights + token * w_token + choice * w_choice
-    weight = tl.load(at, mask=is_choice, other=0.0).to(tl.float32)
-    at = values + (row * v_row)[:, None] + (column * v_dim)[None, :]
-    value = tl.load(at, mask=is_choice[:, None] & fits[None, :], other=0.0).to(tl.float32)
-    total = tl.sum(value * weight[:, None], 0)
+    column = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    fits = column < hidden
+    total = tl.zeros([BLOCK], tl.float32)
+    # A row after the other for each thread, but all of them on their way at once.
+    for choice in tl.static_range(TOP_K):
+        row = token * TOP_K + choice
+        if places is not None:
+            row = tl.load(places + token * p_token + choice * p_choice).to(tl.int64)
+        weight = tl.load(weights + token * w_token + choice * w_choice).to(tl.float32)
+        at = values + row * v_row + column * v_dim
+        total += weight * tl.load(at, mask=fits, other=0.0).to(tl.float32)
     tl.store(out + token * hidden + column, total.to(out.dtype.element_ty), mask=fits)

@@ -185,6 +185,18 @@ def _few_experts(
     few_experts(of(count, 2048, dtype=dtype), *matrices, ids, weights)
 
 
+def _sorted_experts() -> None:
+    for count in (100, 3000, 8192):
+        for dtype in (torch.bfloat16, torch.float32):
+            ids = of(count, 10, dtype=torch.int64)
+            weights = of(count, 10, dtype=torch.float32)
+            matrices = of(512, 1024, 2048, dtype=dtype), of(512, 2048, 512, dtype=dtype)
+            moe_experts(of(count, 2048, dtype=dtype), *matrices, ids, weights)
+    matrices = of(512, 1000, 2000), of(512, 2000, 1000)
+    moe_experts(of(8192, 2000), *matrices, ids, weights, gating="relu2")
+    moe_experts(of(8192, 1), of(9, 2, 1), of(9, 1, 1), ids, weights, of(9, 2), of(9, 1))
+
+
 def _spread() -> None:
     for experts, top_k in ((64, 6), (512, 10), (8, 1)):
         ids = of(8192, top_k, dtype=torch.int64)
@@ -312,6 +324,7 @@ CASES: dict[str, Callable[[], None]] = {
     "experts, crowded": lambda: _few_experts(64, 8, 4, 4096),
     "experts, float32": lambda: _few_experts(64, 8, 4, 4096, torch.float32),
     "experts, relu2": lambda: _experts(4, None, None, "relu2"),
+    "experts, sorted": _sorted_experts,
     "experts, spread": _spread,
     "route": _route,
     "norms": _norms,

@@ -48,6 +48,27 @@ def test_extreme_routings(place: Place, ids: list[list[int]]) -> None:
     experts._check(torch.tensor(ids), place[1], place[0], experts=8)
 
 
+@pytest.mark.parametrize("_put_in", ["sorted", "grouped"], indirect=True)
+@pytest.mark.parametrize(("hidden", "inner"), [(64, 128), (72, 136)], ids=["whole", "ragged"])
+def test_many_tokens_of_an_expert(place: Place, hidden: int, inner: int) -> None:
+    """Whole tiles, one of more than half and one of less, and an expert without any."""
+    ids = torch.tensor([[0]] * 136 + [[1]] * 60 + [[3]] * 70)
+    order = torch.randperm(len(ids), generator=torch.Generator().manual_seed(0))
+    experts._check(ids[order], place[1], place[0], experts=4, hidden=hidden, inner=inner)
+
+
+@pytest.mark.parametrize("_put_in", ["sorted"], indirect=True)
+@pytest.mark.parametrize("gating", ["silu", "silu by turns", "clamped halves"])
+def test_programs_of_several_blocks(
+    place: Place, monkeypatch: pytest.MonkeyPatch, gating: Gating
+) -> None:
+    from hybridrt.kernels.triton import moe
+
+    for name in ("FEW", "FEW_OF_FLOAT32"):
+        monkeypatch.setattr(moe, name, moe.Tiles(16, 32, 16, blocks=2, warps=4, stages=3))
+    experts.test_gates_and_biases(place[0], place[1], 40, 128, 64, gating, True)
+
+
 @NOT_GROUPED
 @pytest.mark.parametrize(("hidden", "inner"), [(1, 1), (7, 3), (70, 130)])
 @pytest.mark.parametrize("tokens", [1, 3])
