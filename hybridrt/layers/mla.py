@@ -11,7 +11,7 @@ from hybridrt.kernels.mla_attention import mla_attention
 from hybridrt.kernels.quantise import GROUP, quantise_e4m3_groups
 from hybridrt.kernels.write_pages import write_each
 from hybridrt.layers.linear import Linear
-from hybridrt.layers.norm import RMSNorm
+from hybridrt.layers.norm import RMSNorm, plain_offset
 from hybridrt.layers.rope import Rope, yarn_mscale
 from hybridrt.layers.token_cached import TokenCached
 from hybridrt.values import Value
@@ -133,13 +133,11 @@ class MLA(TokenCached):
         c_kv, k_pe = self.kv_a_proj_with_mqa(x).split(
             [cfg.kv_lora_rank, cfg.qk_rope_head_dim], dim=-1
         )
-        c_kv = self.kv_a_layernorm(c_kv)
+        q_nope, q_pe = self._split_queries(query_input, batch)
+        q_pe, k_pe, c_kv = self._rotate_and_norm(q_pe, self._shared_key(k_pe), c_kv, batch)
         if cfg.latent_scale != 1:
             c_kv = c_kv * cfg.latent_scale
-        q_nope, q_pe = self._split_queries(query_input, batch)
-        heads = self._rotate(torch.cat([q_pe, self._shared_key(k_pe)[:, None]], dim=1), batch)
-        q_pe, k_pe = heads.tensor_split([-1], dim=1)
-        return (q_nope, q_pe), (c_kv, k_pe[:, 0])
+        return (q_nope, q_pe), (c_kv, k_pe)
 
     def _query_input(
         self, x: Float[Tensor, "tokens hidden"]
@@ -171,6 +169,26 @@ class MLA(TokenCached):
     def _shared_key(self, k_pe: Float[Tensor, "tokens rope_dim"]) -> Tensor:
         """The part of a key that all heads share, before it is rotated."""
         return k_pe
+
+    def _rotate_and_norm(
+        self,
+        q_pe: Float[Tensor, "tokens heads rope_dim"],
+        k_pe: Float[Tensor, "tokens rope_dim"],
+        c_kv: Float[Tensor, "tokens rank"],
+        batch: ForwardBatch,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries' and keys' rotated part, and the normed latents; at once where nobody looks."""
+        norm, keys = self.kv_a_layernorm, k_pe[:, None]
+        offset = plain_offset(norm)
+        if offset is None or self.rope is None or not self.config.qk_rope_head_dim:
+            c_kv = norm(c_kv)
+            q_pe, keys = self._rotate(torch.cat([q_pe, keys], dim=1), batch).tensor_split([-1], 1)
+        else:
+            normed = (c_kv, norm.weight, norm.eps, offset)
+            q_pe, keys, c_kv = self.rope.apply_beside_norm(
+                q_pe, keys, *normed, batch.rope_positions
+            )
+        return q_pe, keys[:, 0], c_kv
 
     def _rotate(
         self, heads: Float[Tensor, "tokens heads rope_dim"], batch: ForwardBatch
