@@ -16,6 +16,7 @@ from hybridrt.kernels.triton.combine import combine, num_splits
 from hybridrt.kernels.triton.latent_tile import attend_latents
 from hybridrt.kernels.triton.launch import block_of, row_strides
 from hybridrt.kernels.triton.mla_project import absorb, expand_values
+from hybridrt.kernels.triton.mla_values import MOST_TOKENS, join_and_expand
 from hybridrt.kernels.triton.paged_attention import paged_attention
 
 _STAGES = 3  # of the pipeline of loads: two tiles of latents are in memory at once
@@ -77,17 +78,22 @@ def _decode(
 ) -> None:
     """What the decode rows attend to: contexts in splits, if rows are few."""
     (n, heads, rank), block_size = q[0].shape, latents.c_kv.shape[1]
-    found = q[0].new_empty(n, heads, rank)
     most_tokens = pages.page_table.shape[1] * block_size
-    programs = n * triton.cdiv(heads, _tile(1, heads, rank, found.itemsize)[0])
-    splits = num_splits(found, programs, min(most_tokens, reach.window or most_tokens))
+    programs = n * triton.cdiv(heads, _tile(1, heads, rank, out.itemsize)[0])
+    splits = num_splits(out, programs, min(most_tokens, reach.window or most_tokens))
     if splits == 1:
+        found = out.new_empty(n, heads, rank)
         _launch(q, 0, latents, pages, batch, scale, reach, found, (0, n), 1)
-    else:
-        parts = torch.empty(n, heads, splits, rank, dtype=torch.float32, device=found.device)
-        logs = parts.new_empty(n, heads, splits)
-        _launch(q, 0, latents, pages, batch, scale, reach, parts, (0, n), 1, splits, logs)
-        combine(parts, logs, None, found)
+        expand_values(found, w_uv, out)
+        return
+    parts = torch.empty(n, heads, splits, rank, dtype=torch.float32, device=out.device)
+    logs = parts.new_empty(n, heads, splits)
+    _launch(q, 0, latents, pages, batch, scale, reach, parts, (0, n), 1, splits, logs)
+    if n <= MOST_TOKENS:
+        join_and_expand(parts, logs, w_uv, out)
+        return
+    found = out.new_empty(n, heads, rank)
+    combine(parts, logs, None, found)
     expand_values(found, w_uv, out)
 
 

@@ -32,6 +32,7 @@ from hybridrt.kernels.triton.gated_delta_rule import gated_delta_rule
 from hybridrt.kernels.triton.gated_rms_norm import gated_rms_norm
 from hybridrt.kernels.triton.kda_inputs import kda_inputs
 from hybridrt.kernels.triton.mla_attention import mla_attention
+from hybridrt.kernels.triton.mla_values import join_and_expand
 from hybridrt.kernels.triton.moe import moe_experts
 from hybridrt.kernels.triton.one_row import one_row_linear
 from hybridrt.kernels.triton.paged_attention import paged_attention
@@ -149,7 +150,13 @@ def _mla_projections() -> None:
             for count in (1, 17, 64, 128):
                 q = of(count, heads, 192, dtype=dtype)[..., :128]
                 latents = mla_project.absorb(q, weights[:, :128])
-                mla_project.expand_values(latents, weights[:, 128:], of(count, heads, 128))
+                mla_project.expand_values(
+                    latents, weights[:, 128:], of(count, heads, 128, dtype=dtype)
+                )
+            for splits in (2, 64):
+                parts = of(1, heads, splits, 512, dtype=torch.float32)
+                out = of(1, heads, 128, dtype=dtype)
+                join_and_expand(parts, parts[..., 0], weights[:, 128:], out)
 
 
 def _convolution() -> None:

@@ -13,16 +13,14 @@ Place = tuple[str, torch.dtype]
 SIZES = [(1, 16, 1, 64, 0, 512), (3, 3, 1, 6, 0, 13), (5, 40, 7, 80, 1, 100), (2, 1, 2, 2, 24, 1)]
 
 
-def _given(
-    sizes: tuple[int, ...], place: Place, size: float
-) -> tuple[list[Tensor], tuple[Tensor, ...]]:
+def _given(sizes: tuple[int, ...], place: Place, size: float) -> tuple[Tensor, ...]:
     """Both parts of a projection, with what is normed, and where tokens are."""
     tokens, heads, kv_heads, dim, still, rank = sizes
     qk, *where = _inputs(tokens, heads + kv_heads, dim + still, dim // 2, place)
     draw = torch.Generator().manual_seed(1)
     latents = (size * torch.randn(tokens, rank + 5, generator=draw)).to(*place)[:, 3:-2]
     weight = torch.randn(rank, generator=draw).to(*place)
-    return [*qk.split([heads, kv_heads], dim=1), latents, weight], tuple(where)
+    return *qk.split([heads, kv_heads], dim=1), latents, weight, *where
 
 
 @pytest.mark.parametrize("size", [1.0, 1e-3, 100.0])
@@ -34,9 +32,10 @@ def test_both_at_once(
 ) -> None:
     from hybridrt.kernels.triton.rotate_and_norm import rotate_and_norm
 
-    given, where = _given(sizes, place, size)
-    found = rotate_and_norm(*given, 1e-5, offset, *where, interleaved)
-    q, k, latents, weight, table, positions = (part.cpu() for part in (*given, *where))
+    q, k, latents, weight, table, positions = _given(sizes, place, size)
+    found = rotate_and_norm(q, k, latents, weight, 1e-5, offset, table, positions, interleaved)
+    q, k, latents, weight = (part.cpu() for part in (q, k, latents, weight))
+    table, positions = table.cpu(), positions.cpu()
     coarse = contract(q, k, latents, weight, 1e-5, offset, table, positions, interleaved)
     exact = [_turned(x, table, positions, interleaved, False) for x in (q, k)]
     x = latents.double()
@@ -57,8 +56,8 @@ def test_views_and_a_weight_of_another_dtype(place: Place) -> None:
     weight = x[0, :2].float().flatten()[1::6]
     rest = (1e-5, 1.0, table, positions, False)
     found = rotate_and_norm(q, k, latents, weight, *rest)
-    given = [part.contiguous() for part in (q, k, latents, weight)]
-    for out, alone in zip(found, rotate_and_norm(*given, *rest), strict=True):
+    q, k, latents, weight = (part.contiguous() for part in (q, k, latents, weight))
+    for out, alone in zip(found, rotate_and_norm(q, k, latents, weight, *rest), strict=True):
         assert torch.equal(out, alone)
     assert found[0].dtype == place[1] and found[2].dtype == torch.float32
 
