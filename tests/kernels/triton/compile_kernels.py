@@ -35,6 +35,7 @@ from hybridrt.kernels.triton.mla_attention import mla_attention
 from hybridrt.kernels.triton.mla_values import join_and_expand
 from hybridrt.kernels.triton.moe import moe_experts
 from hybridrt.kernels.triton.one_row import one_row_linear
+from hybridrt.kernels.triton.one_row_pair import one_row_pair
 from hybridrt.kernels.triton.paged_attention import paged_attention
 from hybridrt.kernels.triton.rms_norm import add_rms_norm, rms_norm
 from hybridrt.kernels.triton.rotate import rotate, rotate_normed
@@ -232,6 +233,8 @@ def _norms() -> None:
 def _one_row() -> None:
     one_row_linear(of(1, 4096), of(6144, 4096), of(6144))
     one_row_linear(of(1, 5000), of(77, 5000), None)
+    one_row_pair(of(1, 2048), (of(576, 2048), of(3072, 2048)), (None, None))
+    one_row_pair(of(1, 2048), (of(576, 2048), of(3072, 2048)), (of(576), None))
 
 
 def _gates() -> None:

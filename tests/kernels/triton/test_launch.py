@@ -7,7 +7,12 @@ import hybridrt.kernels.triton
 
 FILES = sorted(Path(hybridrt.kernels.triton.__path__[0]).glob("*.py"))
 BEFORE_IT_READS_WEIGHTS_ALONE = {
-    *("one_row._multiply", "mla_project._project", "mla_values._join_and_expand"),
+    *(
+        "one_row._multiply",
+        "one_row_pair._multiply_both",
+        "mla_project._project",
+        "mla_values._join_and_expand",
+    ),
 }
 
 
