@@ -91,6 +91,10 @@ def attend_latents(
     largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_R], tl.float32)
+    if SCALE_GROUP:
+        # A latent shorter than a group is one.
+        WIDTH: tl.constexpr = min(SCALE_GROUP, BLOCK_R)
+        group = tl.arange(0, BLOCK_R // WIDTH).to(tl.int64)
     table += row * table_row
     in_tile = tl.arange(0, BLOCK_N)
     # A tile's pages are looked up a tile ahead: latents asked for in the pipeline of loads would
@@ -109,8 +113,11 @@ def attend_latents(
         latents = tl.load(of_c + (in_r * c_dim)[None, :], mask=there, other=0.0)
         if SCALE_GROUP:
             of_scale = c_scale + (block.to(tl.int64) * s_block + offset * s_token)[:, None]
-            of_scale += (in_r // SCALE_GROUP * s_group)[None, :]
-            latents = latents.to(tl.float32) * tl.load(of_scale, mask=there, other=0.0)
+            of_scale += (group * s_group)[None, :]
+            there = live[:, None] & (group * WIDTH < RANK)[None, :]
+            scales = tl.load(of_scale, mask=there, other=0.0)
+            in_groups = tl.reshape(latents, (BLOCK_N, BLOCK_R // WIDTH, WIDTH)).to(tl.float32)
+            latents = tl.reshape(in_groups * scales[:, :, None], (BLOCK_N, BLOCK_R))
         latents = latents.to(on_latents.dtype)
         of_p = k_pe + (block.to(tl.int64) * p_block + offset * p_token)[None, :]
         rotary = tl.load(

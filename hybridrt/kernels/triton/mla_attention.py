@@ -164,10 +164,6 @@ def _launch(
     (_, block_size, rank), rope_dim = c_kv.shape, k_pe.shape[-1]
     heads, itemsize = q[0].shape[1], q[0].itemsize
     block_m, block_n, warps = _tile(most_queries, heads, rank, itemsize)
-    stages = 1 if _is_wide(rank, itemsize) else _STAGES
-    if c_scale is not None:
-        # A tile of scales, as wide as the latents', is in memory and registers too.
-        warps, stages = 8, min(stages, 2)
     grid = (triton.cdiv(most_queries * heads, block_m), rows[1] - rows[0], splits)
     attend_latents[grid](
         *q,
@@ -203,7 +199,7 @@ def _launch(
         BLOCK_M=block_m,
         BLOCK_N=block_n,
         num_warps=warps,
-        num_stages=stages,
+        num_stages=1 if _is_wide(rank, itemsize) else _STAGES,
     )
 
 

@@ -21,11 +21,9 @@ from hybridrt.kernels.triton.launch import (
 )
 
 _MOST_TOKENS = 128  # with more, the products are cuBLAS's
-_MOST_ROWS = 64  # of a tile
-_WEIGHTS = 8192  # of a tile of few rows, asked for before what they are multiplied with is there
-_MOST_INPUTS = 512  # of such a tile
-_INPUTS_OF_MANY = 128  # of a tile of more rows
-_OUTPUTS_OF_MANY = 64
+_MOST_ROWS = 32  # of a tile: all inputs of so many are in registers, asked for at once
+_WEIGHTS = 8192  # of a tile, asked for before what they are multiplied with is there
+_MOST_INPUTS, _MOST_OUTPUTS = 512, 64  # of a tile
 
 
 def absorb(
@@ -81,14 +79,12 @@ def project(
 def _tile(x: Float[Tensor, "tokens heads inputs"], outputs: int) -> tuple[int, int, int]:
     """Rows, inputs and outputs of a tile; fewer outputs where there were idle processors else."""
     tokens, heads, inputs = x.shape
-    # In float32, tiles of more rows gave wrong numbers on an H200 (see `mla_attention`).
-    rows = min(16 if x.itemsize > 2 else _MOST_ROWS, block_of(tokens))
-    if rows == 16:
-        k = min(_MOST_INPUTS, block_of(inputs))
-        n = _WEIGHTS // k
-    else:
-        k, n = min(_INPUTS_OF_MANY, block_of(inputs)), _OUTPUTS_OF_MANY
-    n = min(n, block_of(outputs), _OUTPUTS_OF_MANY)
+    is_single = x.itemsize > 2
+    # In float32, tiles of more rows gave wrong numbers on an H200 (see `mla_attention`), and more
+    # inputs, of which each is three numbers, don't fit into registers.
+    rows = min(16 if is_single else _MOST_ROWS, block_of(tokens))
+    k = min(128 if is_single else _MOST_INPUTS, block_of(inputs))
+    n = min(_WEIGHTS // k, _MOST_OUTPUTS, block_of(outputs))
     others = heads * triton.cdiv(tokens, rows)
     while n > 16 and others * triton.cdiv(outputs, n) < num_processors(x.device):
         n //= 2

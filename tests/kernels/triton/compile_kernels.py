@@ -313,6 +313,7 @@ CASES: dict[str, Callable[[], None]] = {
     "latents, few heads": lambda: _mla(BF16, heads=16),
     "latents, expanded": lambda: _mla(BF16, queries=2000),
     "latents, fp8": lambda: _mla(BF16, quantised=True),
+    "latents, fp8, few heads": lambda: _mla(BF16, quantised=True, heads=16),
     "latents, float32": lambda: _mla(torch.float32),
     "latents, projections": _mla_projections,
     "convolution": _convolution,
