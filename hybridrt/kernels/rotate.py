@@ -1,5 +1,6 @@
 """Rotary position embeddings, applied."""
 
+import torch
 from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
@@ -51,3 +52,29 @@ def rotate_normed(
     q, k = rms_norm(q, q_weight, eps, offset), rms_norm(k, k_weight, eps, offset)
     where = (table, positions, interleaved)
     return rotate(q, *where), rotate(k, *where)
+
+
+def rotate_and_norm(
+    q: Float[Tensor, "tokens heads head_dim"],
+    k: Float[Tensor, "tokens kv_heads head_dim"],
+    latents: Float[Tensor, "tokens size"],
+    weight: Float[Tensor, " size"],
+    eps: float,
+    offset: float,
+    table: Float32[Tensor, "positions 2 half"],
+    positions: Int64[Tensor, " tokens"],
+    interleaved: bool = False,
+) -> tuple[
+    Float[Tensor, "tokens heads head_dim"],
+    Float[Tensor, "tokens kv_heads head_dim"],
+    Float[Tensor, "tokens size"],
+]:
+    """`rotate` of queries and of keys, of one dtype, and `rms_norm` of what stands beside them."""
+    if triton_takes(q):
+        from hybridrt.kernels.triton import rotate_and_norm as on_gpu
+
+        norm = (latents, weight, eps, offset)
+        return on_gpu.rotate_and_norm(q, k, *norm, table, positions, interleaved)
+    turned = rotate(torch.cat([q, k], dim=1), table, positions, interleaved)
+    q, k = turned.split([q.shape[1], k.shape[1]], dim=1)
+    return q, k, rms_norm(latents, weight, eps, offset)

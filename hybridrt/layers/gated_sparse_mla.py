@@ -74,8 +74,8 @@ class LatentGatedSparseMLA(SparseMLA):
         normed = self.q_a_layernorm(latent)
         return torch.cat([normed, self.q_b_proj(torch.cat([normed, latent], dim=-1))], dim=-1)
 
-    def _queries(
-        self, query_input: Float[Tensor, "tokens query_input"], batch: ForwardBatch
+    def _project_queries(
+        self, query_input: Float[Tensor, "tokens query_input"]
     ) -> Float[Tensor, "tokens heads qk_dim"]:
         return self._queries_and_gates(query_input)[..., : self.query_size]
 

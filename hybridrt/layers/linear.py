@@ -5,14 +5,23 @@ from collections.abc import Mapping, Sequence
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
-from hybridrt.kernels.linear import BlockedWeight, find_blocks, lay_blocks, linear, pack_weight
+from hybridrt.kernels.linear import (
+    BlockedWeight,
+    find_blocks,
+    lay_blocks,
+    linear,
+    linear_each,
+    pack_weight,
+)
 from hybridrt.kernels.quantised_linear import (
     Bits,
     QuantisedWeight,
     can_quantise,
     quantise_weight,
 )
+from hybridrt.layers.watched import is_watched
 
 
 class Linear(nn.Module):
@@ -32,7 +41,12 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(torch.empty(out_features), requires_grad=False) if bias else None
 
     def forward(self, x: Float[Tensor, "*batch inputs"]) -> Float[Tensor, "*batch outputs"]:
-        return linear(x, self.blocked or self.quantised or self.weight, self.bias)
+        return linear(x, self.held, self.bias)
+
+    @property
+    def held(self) -> Tensor | QuantisedWeight | BlockedWeight:
+        """The weight as `linear` is given it."""
+        return self.blocked or self.quantised or self.weight
 
     def pack(self, bits: Bits | None = None) -> None:
         """Brings the weight into the device's own layout, or into numbers of so many bits.
@@ -112,6 +126,15 @@ class FusedLinear(Linear):
         if self.order is None or not self.is_sorted:
             return parameter
         return parameter[self.order.argsort()]
+
+
+def project_each(
+    x: Float[Tensor, "*batch inputs"], *layers: Linear
+) -> tuple[Float[Tensor, "*batch outputs"], ...]:
+    """Each layer's output of x, at once where their calls are `linear` and nothing else."""
+    if is_compiling() or any(type(m) is not Linear or is_watched(m) for m in layers):
+        return tuple(layer(x) for layer in layers)
+    return linear_each(x, [layer.held for layer in layers], [layer.bias for layer in layers])
 
 
 def by_kind(heads: int, sizes: Sequence[int]) -> Int64[Tensor, " rows"]:

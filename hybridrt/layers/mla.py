@@ -10,8 +10,8 @@ from hybridrt.cache.spec import CacheSpec, State, Window
 from hybridrt.kernels.mla_attention import mla_attention
 from hybridrt.kernels.quantise import GROUP, quantise_e4m3_groups
 from hybridrt.kernels.write_pages import write_each
-from hybridrt.layers.linear import Linear
-from hybridrt.layers.norm import RMSNorm
+from hybridrt.layers.linear import Linear, project_each
+from hybridrt.layers.norm import RMSNorm, plain_offset
 from hybridrt.layers.rope import Rope, yarn_mscale
 from hybridrt.layers.token_cached import TokenCached
 from hybridrt.values import Value
@@ -130,16 +130,13 @@ class MLA(TokenCached):
     ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """`q_nope` and `q_pe` of every head, and `c_kv` and `k_pe` as they are cached."""
         cfg = self.config
-        c_kv, k_pe = self.kv_a_proj_with_mqa(x).split(
-            [cfg.kv_lora_rank, cfg.qk_rope_head_dim], dim=-1
-        )
-        c_kv = self.kv_a_layernorm(c_kv)
+        both, queries = self._products(x, query_input)
+        c_kv, k_pe = both.split([cfg.kv_lora_rank, cfg.qk_rope_head_dim], dim=-1)
+        q_nope, q_pe = self._split_queries(queries, batch)
+        q_pe, k_pe, c_kv = self._rotate_and_norm(q_pe, self._shared_key(k_pe), c_kv, batch)
         if cfg.latent_scale != 1:
             c_kv = c_kv * cfg.latent_scale
-        q_nope, q_pe = self._split_queries(query_input, batch)
-        heads = self._rotate(torch.cat([q_pe, self._shared_key(k_pe)[:, None]], dim=1), batch)
-        q_pe, k_pe = heads.tensor_split([-1], dim=1)
-        return (q_nope, q_pe), (c_kv, k_pe[:, 0])
+        return (q_nope, q_pe), (c_kv, k_pe)
 
     def _query_input(
         self, x: Float[Tensor, "tokens hidden"]
@@ -149,20 +146,40 @@ class MLA(TokenCached):
             return x
         return self.q_a_layernorm(self.q_a_proj(x))
 
+    def _products(
+        self,
+        x: Float[Tensor, "tokens hidden"],
+        query_input: Float[Tensor, "tokens query_input"],
+    ) -> tuple[Float[Tensor, "tokens latent_dim"], Float[Tensor, "tokens heads qk_dim"]]:
+        """Latents and the keys' shared part side by side, and the queries."""
+        if self.config.q_lora_rank is not None:
+            return self.kv_a_proj_with_mqa(x), self._project_queries(query_input)
+        both, queries = project_each(x, self.kv_a_proj_with_mqa, self.q_proj)
+        return both, self._in_heads(queries)
+
+    def _project_queries(
+        self, query_input: Float[Tensor, "tokens query_input"]
+    ) -> Float[Tensor, "tokens heads qk_dim"]:
+        project = self.q_proj if self.config.q_lora_rank is None else self.q_b_proj
+        return self._in_heads(project(query_input))
+
+    def _in_heads(
+        self, queries: Float[Tensor, "tokens qk_dims"]
+    ) -> Float[Tensor, "tokens heads qk_dim"]:
+        return queries.unflatten(-1, (self.config.num_attention_heads, -1))
+
     def _split_queries(
-        self, query_input: Float[Tensor, "tokens query_input"], batch: ForwardBatch
+        self, queries: Float[Tensor, "tokens heads qk_dim"], batch: ForwardBatch
     ) -> tuple[Tensor, Tensor]:
         """`q_nope` and `q_pe`, which is not rotated yet."""
-        cfg = self.config
-        queries = self._queries(query_input, batch)
+        cfg, queries = self.config, self._scaled(queries, batch)
         q_nope, q_pe = queries.split([cfg.qk_nope_head_dim, cfg.qk_rope_head_dim], dim=-1)
         return q_nope, q_pe
 
-    def _queries(
-        self, query_input: Float[Tensor, "tokens query_input"], batch: ForwardBatch
+    def _scaled(
+        self, queries: Float[Tensor, "tokens heads qk_dim"], batch: ForwardBatch
     ) -> Float[Tensor, "tokens heads qk_dim"]:
-        project = self.q_proj if self.config.q_lora_rank is None else self.q_b_proj
-        queries = project(query_input).unflatten(-1, (self.config.num_attention_heads, -1))
+        """Queries that grow with their position, if they do."""
         if self.config.query_growth is None:
             return queries
         factors = self.config.query_growth.factors(batch.positions)
@@ -171,6 +188,26 @@ class MLA(TokenCached):
     def _shared_key(self, k_pe: Float[Tensor, "tokens rope_dim"]) -> Tensor:
         """The part of a key that all heads share, before it is rotated."""
         return k_pe
+
+    def _rotate_and_norm(
+        self,
+        q_pe: Float[Tensor, "tokens heads rope_dim"],
+        k_pe: Float[Tensor, "tokens rope_dim"],
+        c_kv: Float[Tensor, "tokens rank"],
+        batch: ForwardBatch,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries' and keys' rotated part, and the normed latents; at once where nobody looks."""
+        norm, keys = self.kv_a_layernorm, k_pe[:, None]
+        offset = plain_offset(norm)
+        if offset is None or self.rope is None or not self.config.qk_rope_head_dim:
+            c_kv = norm(c_kv)
+            q_pe, keys = self._rotate(torch.cat([q_pe, keys], dim=1), batch).tensor_split([-1], 1)
+        else:
+            normed = (c_kv, norm.weight, norm.eps, offset)
+            q_pe, keys, c_kv = self.rope.apply_beside_norm(
+                q_pe, keys, *normed, batch.rope_positions
+            )
+        return q_pe, keys[:, 0], c_kv
 
     def _rotate(
         self, heads: Float[Tensor, "tokens heads rope_dim"], batch: ForwardBatch

@@ -8,11 +8,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.nn import functional as F
-from torch.nn.modules import module as nn_module
 
 from hybridrt.kernels.gated_rms_norm import gated_rms_norm
 from hybridrt.kernels.rms_norm import add_rms_norm, rms_norm
 from hybridrt.layers.linear import Linear
+from hybridrt.layers.watched import is_watched
 
 
 class RMSNorm(nn.Module):
@@ -176,17 +176,4 @@ def plain_offset(norm: nn.Module) -> float | None:
     None: it is to be called itself.
     """
     offset = None if is_compiling() else _OFFSETS.get(type(norm).forward)
-    return None if offset is None or _is_watched(norm) else offset
-
-
-def _is_watched(module: nn.Module) -> bool:
-    """Whether a call of the module does more, or anything else, than its class's `forward`."""
-    return bool(
-        "forward" in vars(module)
-        or module._compiled_call_impl is not None
-        or module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-        or nn_module._has_any_global_hook()
-    )
+    return None if offset is None or is_watched(norm) else offset

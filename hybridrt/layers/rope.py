@@ -13,7 +13,7 @@ from jaxtyping import Float, Int64
 from pydantic import ConfigDict, PositiveInt, model_validator
 from torch import Tensor
 
-from hybridrt.kernels.rotate import rotate, rotate_normed
+from hybridrt.kernels.rotate import rotate, rotate_and_norm, rotate_normed
 from hybridrt.values import Value
 
 
@@ -195,6 +195,20 @@ class Rope:
         """`apply` of `rms_norm(part, weight, eps, offset)` of queries and of keys."""
         where = (self._table, rope_positions, self.interleaved)
         return rotate_normed(q, k, *weights, eps, offset, *where)
+
+    def apply_beside_norm(
+        self,
+        q: Float[Tensor, "tokens heads head_dim"],
+        k: Float[Tensor, "tokens kv_heads head_dim"],
+        latents: Float[Tensor, "tokens size"],
+        weight: Float[Tensor, " size"],
+        eps: float,
+        offset: float,
+        rope_positions: Int64[Tensor, " tokens"],
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """`apply` of queries and of keys, and `rms_norm(latents, weight, eps, offset)`."""
+        where = (self._table, rope_positions, self.interleaved)
+        return rotate_and_norm(q, k, latents, weight, eps, offset, *where)
 
     def apply_to_last(
         self,

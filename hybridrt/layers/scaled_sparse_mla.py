@@ -59,7 +59,7 @@ class ScaledSparseMLA(SparseMLA):
         super().__init__(config, rope, indexer, shares_latents_of)
         self.softmax_scaling = SoftmaxScaling(config.num_attention_heads)
 
-    def _queries(
-        self, query_input: Float[Tensor, "tokens query_input"], batch: ForwardBatch
+    def _scaled(
+        self, queries: Float[Tensor, "tokens heads qk_dim"], batch: ForwardBatch
     ) -> Float[Tensor, "tokens heads qk_dim"]:
-        return self.softmax_scaling(super()._queries(query_input, batch), batch)
+        return self.softmax_scaling(super()._scaled(queries, batch), batch)

@@ -92,7 +92,8 @@ class SparseMLA(MLA):
             (q_nope, q_pe), new_tokens = self._project(x, query_input, batch)
             self.update_kv_cache(*new_tokens, batch)
         else:
-            q_nope, q_pe = self._split_queries(query_input, batch)
+            queries = self._project_queries(query_input)
+            q_nope, q_pe = self._split_queries(queries, batch)
             q_pe = self._rotate(q_pe, batch)
         if self.indexer is not None:
             heads: IndexHeads = self.indexer(x, query_input, batch)

@@ -167,10 +167,11 @@ def heads_repeated_in_turn(_: CausalLM, layer: Any) -> None:
 
 
 def key_part_not_rotated(_: CausalLM, layer: Any) -> None:
-    def wrong(right: Any, heads: Tensor, batch: Any) -> Tensor:
-        return torch.cat([right(heads, batch)[:, :-1], heads[:, -1:]], dim=1)
+    def wrong(right: Any, q_pe: Tensor, k_pe: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+        q_pe, _, c_kv = right(q_pe, k_pe, *rest)
+        return q_pe, k_pe, c_kv
 
-    method(layer.self_attn, "_rotate", wrong)
+    method(layer.self_attn, "_rotate_and_norm", wrong)
 
 
 def router_not_normed(_: CausalLM, layer: Any) -> None:

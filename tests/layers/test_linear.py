@@ -7,7 +7,8 @@ from torch.nn.functional import silu
 
 from hybridrt.engine.slots import parameter_slots
 from hybridrt.introspection.readable import as_loaded, layouts_of, read_slot
-from hybridrt.layers.linear import FusedLinear, Linear, by_kind
+from hybridrt.kernels.quantised_linear import Bits
+from hybridrt.layers.linear import FusedLinear, Linear, by_kind, project_each
 from hybridrt.layers.mlp import MLP
 from tests.harness.random_weights import randomise
 from tests.harness.tolerance import assert_close, assert_right
@@ -116,3 +117,27 @@ def test_the_mlp_is_swiglu(bias: bool) -> None:
     gate, up = mlp.gate_up_proj(x).chunk(2, dim=-1)
     assert_close(mlp(x), mlp.down_proj(silu(gate) * up))
     assert list(mlp.gate_up_proj.parts) == ["gate_proj", "up_proj"]
+
+
+@pytest.mark.parametrize("bits", [None, 8])
+def test_layers_on_one_input_give_what_each_of_them_gives(bits: Bits | None) -> None:
+    layers = Linear(64, 33, bias=True), Linear(64, 7)
+    x = torch.randn(1, 64, generator=torch.Generator().manual_seed(1))
+    for layer in layers:
+        randomise(layer)
+        layer.pack(bits)
+    expected = [layer(x) for layer in layers]
+    for found, right in zip(project_each(x, *layers), expected, strict=True):
+        assert torch.equal(found, right)
+
+
+def test_a_layer_that_somebody_watches_is_called() -> None:
+    layers, seen = (Linear(8, 3), Linear(8, 2)), list[tuple[int, ...]]()
+    for layer in layers:
+        randomise(layer)
+    handle = layers[1].register_forward_hook(lambda *call: seen.append(call[2].shape))
+    project_each(torch.ones(1, 8), *layers)
+    assert seen == [(1, 2)]
+    handle.remove()
+    layers[0].forward = lambda x: x[..., :3]
+    assert project_each(torch.ones(1, 8), *layers)[0].eq(1).all()

@@ -17,7 +17,8 @@ from hybridrt.kernels.triton.softmax import (
 @kernel(do_not_specialize=["first_row", "first_token", "splits"])
 @no_type_check
 def attend_latents(
-    q,  # [queries, HEADS, RANK + ROPE_DIM]
+    q,  # [queries, HEADS, RANK]
+    q_pe,  # [queries, HEADS, ROPE_DIM]
     c_kv,  # [blocks, BLOCK_SIZE, RANK]
     k_pe,  # [blocks, BLOCK_SIZE, ROPE_DIM]
     c_scale,  # [blocks, BLOCK_SIZE, groups of SCALE_GROUP]
@@ -29,6 +30,9 @@ def attend_latents(
     q_token,
     q_head,
     q_dim,
+    q_pe_token,
+    q_pe_head,
+    q_pe_dim,
     c_block,
     c_token,
     c_dim,
@@ -74,13 +78,10 @@ def attend_latents(
     head = (index % HEADS).to(tl.int64)
     in_r, in_p = tl.arange(0, BLOCK_R), tl.arange(0, BLOCK_P)
     fits_r, fits_p = in_r < RANK, in_p < ROPE_DIM
-    of_q = q + (token * q_token + head * q_head)[:, None]
-    on_latents = tl.load(
-        of_q + (in_r * q_dim)[None, :], mask=in_row[:, None] & fits_r[None, :], other=0.0
-    )
-    on_rotary = tl.load(
-        of_q + ((RANK + in_p) * q_dim)[None, :], mask=in_row[:, None] & fits_p[None, :], other=0.0
-    )
+    of_q = q + (token * q_token + head * q_head)[:, None] + (in_r * q_dim)[None, :]
+    on_latents = tl.load(of_q, mask=in_row[:, None] & fits_r[None, :], other=0.0)
+    of_q = q_pe + (token * q_pe_token + head * q_pe_head)[:, None] + (in_p * q_pe_dim)[None, :]
+    on_rotary = tl.load(of_q, mask=in_row[:, None] & fits_p[None, :], other=0.0)
 
     oldest = first_visible(position, WINDOW, CHUNKED)
     first = first_visible(context + tile * BLOCK_M // HEADS, WINDOW, CHUNKED)
@@ -90,21 +91,35 @@ def attend_latents(
     largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_R], tl.float32)
+    if SCALE_GROUP:
+        # A latent shorter than a group is one.
+        WIDTH: tl.constexpr = min(SCALE_GROUP, BLOCK_R)
+        group = tl.arange(0, BLOCK_R // WIDTH).to(tl.int64)
+    table += row * table_row
+    in_tile = tl.arange(0, BLOCK_N)
+    # A tile's pages are looked up a tile ahead: latents asked for in the pipeline of loads would
+    # else take one stage of two for that, and none would be on its way during the products.
+    block = tl.load(table + (lo + in_tile - begin) // BLOCK_SIZE, mask=lo + in_tile < hi, other=0)
     for tile_start in range(lo, hi, BLOCK_N):
-        seen = tile_start + tl.arange(0, BLOCK_N)
+        seen = tile_start + in_tile
         live = seen < hi
         place = seen - begin
-        block = tl.load(table + row * table_row + place // BLOCK_SIZE, mask=live, other=0)
-        block, offset = block.to(tl.int64), (place % BLOCK_SIZE).to(tl.int64)
-        of_c = c_kv + (block * c_block + offset * c_token)[:, None]
+        following = tl.load(
+            table + (place + BLOCK_N) // BLOCK_SIZE, mask=seen + BLOCK_N < hi, other=0
+        )
+        offset = (place % BLOCK_SIZE).to(tl.int64)
+        of_c = c_kv + (block.to(tl.int64) * c_block + offset * c_token)[:, None]
         there = live[:, None] & fits_r[None, :]
         latents = tl.load(of_c + (in_r * c_dim)[None, :], mask=there, other=0.0)
         if SCALE_GROUP:
-            of_scale = c_scale + (block * s_block + offset * s_token)[:, None]
-            of_scale += (in_r // SCALE_GROUP * s_group)[None, :]
-            latents = latents.to(tl.float32) * tl.load(of_scale, mask=there, other=0.0)
+            of_scale = c_scale + (block.to(tl.int64) * s_block + offset * s_token)[:, None]
+            of_scale += (group * s_group)[None, :]
+            there = live[:, None] & (group * WIDTH < RANK)[None, :]
+            scales = tl.load(of_scale, mask=there, other=0.0)
+            in_groups = tl.reshape(latents, (BLOCK_N, BLOCK_R // WIDTH, WIDTH)).to(tl.float32)
+            latents = tl.reshape(in_groups * scales[:, :, None], (BLOCK_N, BLOCK_R))
         latents = latents.to(on_latents.dtype)
-        of_p = k_pe + (block * p_block + offset * p_token)[None, :]
+        of_p = k_pe + (block.to(tl.int64) * p_block + offset * p_token)[None, :]
         rotary = tl.load(
             of_p + (in_p * p_dim)[:, None], mask=fits_p[:, None] & live[None, :], other=0.0
         ).to(on_rotary.dtype)
@@ -113,6 +128,7 @@ def attend_latents(
         sees = (seen[None, :] <= position[:, None]) & (seen[None, :] >= oldest[:, None])
         scores = tl.where(sees & live[None, :], scores * (scale * LOG2_E), float("-inf"))
         largest, total, acc = add_tile(scores, latents, 1.0, largest, total, acc, True)
+        block = following
 
     if IN_SPLITS:
         at = (token * HEADS + head) * splits + split

@@ -9,15 +9,22 @@ from hybridrt.batch import Prefill, Rows, TokenPages
 from hybridrt.kernels.reference.gather import Reach, blocks_for, gather_row
 from hybridrt.kernels.reference.mla_attention import (
     Latents,
-    absorb,
-    expand_values,
     expanding_is_cheaper,
 )
 from hybridrt.kernels.reference.quantise import GROUP
 from hybridrt.kernels.triton.combine import combine, num_splits
 from hybridrt.kernels.triton.latent_tile import attend_latents
 from hybridrt.kernels.triton.launch import block_of, row_strides
+from hybridrt.kernels.triton.mla_project import absorb, expand_values
+from hybridrt.kernels.triton.mla_values import MOST_TOKENS, join_and_expand
 from hybridrt.kernels.triton.paged_attention import paged_attention
+
+_STAGES = 3  # of the pipeline of loads: two tiles of latents are in memory at once
+_LATENTS = 32  # of a tile
+_LATENTS_OF_FEW, _WARPS_OF_FEW = 32, 4  # of a tile of 16 rows; two programs share a processor
+
+Queries = tuple[Float[Tensor, "queries heads rank"], Float[Tensor, "queries heads rope_dim"]]
+"""Queries on latents, and their rotated part."""
 
 
 def mla_attention(
@@ -39,8 +46,8 @@ def mla_attention(
     out = q_nope.new_empty(q_nope.shape[0], q_nope.shape[1], w_uv.shape[1])
     stop = n = batch.num_decodes
     if n:
-        q = absorb(q_nope[:n], q_pe[:n], w_uk)
-        out[:n] = expand_values(_decode(q, latents, pages, batch, scale, reach), w_uv)
+        q = (absorb(q_nope[:n], w_uk), q_pe[:n])
+        _decode(q, latents, w_uv, pages, batch, scale, reach, out[:n])
     for row in batch.prefills:
         stop = row.stop
         tokens = slice(row.start, stop)
@@ -49,38 +56,45 @@ def mla_attention(
             q = torch.cat([q_nope[tokens], q_pe[tokens]], dim=-1)
             out[tokens] = _expanded(q, latents, w_uk, w_uv, pages, batch, row, scale, reach)
         else:
-            q = absorb(q_nope[tokens], q_pe[tokens], w_uk)
-            found = q.new_empty(*q.shape[:2], c_kv.shape[-1])
+            q = (absorb(q_nope[tokens], w_uk), q_pe[tokens])
+            found, count = torch.empty_like(q[0]), row.stop - row.start
             rows = (row.row, row.row + 1)
-            _launch(q, row.start, latents, pages, batch, scale, reach, found, rows, len(q))
-            out[tokens] = expand_values(found, w_uv)
+            _launch(q, row.start, latents, pages, batch, scale, reach, found, rows, count)
+            expand_values(found, w_uv, out[tokens])
     if stop < len(q_nope):
         out[stop:] = 0  # padding
     return out
 
 
 def _decode(
-    q: Float[Tensor, "decodes heads latent_dim"],
+    q: Queries,
     latents: Latents,
+    w_uv: Float[Tensor, "heads v_dim rank"],
     pages: TokenPages,
     batch: Rows,
     scale: float,
     reach: Reach,
-) -> Float[Tensor, "decodes heads rank"]:
-    """What each head of the decode rows attends to: contexts in splits, if rows are few."""
-    (n, heads, _), (_, block_size, rank) = q.shape, latents.c_kv.shape
-    out = q.new_empty(n, heads, rank)
+    out: Float[Tensor, "decodes heads v_dim"],
+) -> None:
+    """What the decode rows attend to: contexts in splits, if rows are few."""
+    (n, heads, rank), block_size = q[0].shape, latents.c_kv.shape[1]
     most_tokens = pages.page_table.shape[1] * block_size
-    programs = n * triton.cdiv(heads, _tile(1, heads, rank, q.itemsize)[0])
-    splits = num_splits(q, programs, min(most_tokens, reach.window or most_tokens))
+    programs = n * triton.cdiv(heads, _tile(1, heads, rank, out.itemsize)[0])
+    splits = num_splits(out, programs, min(most_tokens, reach.window or most_tokens))
     if splits == 1:
-        _launch(q, 0, latents, pages, batch, scale, reach, out, (0, n), 1)
-        return out
-    parts = torch.empty(n, heads, splits, rank, dtype=torch.float32, device=q.device)
+        found = out.new_empty(n, heads, rank)
+        _launch(q, 0, latents, pages, batch, scale, reach, found, (0, n), 1)
+        expand_values(found, w_uv, out)
+        return
+    parts = torch.empty(n, heads, splits, rank, dtype=torch.float32, device=out.device)
     logs = parts.new_empty(n, heads, splits)
     _launch(q, 0, latents, pages, batch, scale, reach, parts, (0, n), 1, splits, logs)
-    combine(parts, logs, None, out)
-    return out
+    if n <= MOST_TOKENS:
+        join_and_expand(parts, logs, w_uv, out)
+        return
+    found = out.new_empty(n, heads, rank)
+    combine(parts, logs, None, found)
+    expand_values(found, w_uv, out)
 
 
 def _expanded(
@@ -129,7 +143,7 @@ def _alone(batch: Rows, row: Prefill, first: int) -> Rows:
 
 
 def _launch(
-    q: Float[Tensor, "queries heads latent_dim"],
+    q: Queries,
     first_token: int,
     latents: Latents,
     pages: TokenPages,
@@ -147,13 +161,12 @@ def _launch(
     `out` is the result, or with several splits what each of them found.
     """
     c_kv, k_pe, c_scale = latents.c_kv, latents.k_pe, latents.c_kv_scale
-    (_, block_size, rank), rope_dim, heads = c_kv.shape, k_pe.shape[-1], q.shape[1]
-    block_m, block_n, warps = _tile(most_queries, heads, rank, q.itemsize)
-    if c_scale is not None:
-        warps = 8  # a tile of scales, as wide as the latents', is in registers too
+    (_, block_size, rank), rope_dim = c_kv.shape, k_pe.shape[-1]
+    heads, itemsize = q[0].shape[1], q[0].itemsize
+    block_m, block_n, warps = _tile(most_queries, heads, rank, itemsize)
     grid = (triton.cdiv(most_queries * heads, block_m), rows[1] - rows[0], splits)
     attend_latents[grid](
-        q,
+        *q,
         c_kv,
         k_pe,
         c_scale,
@@ -162,7 +175,8 @@ def _launch(
         batch.cu_seqlens_q,
         out,
         logs,
-        *q.stride(),
+        *q[0].stride(),
+        *q[1].stride(),
         *c_kv.stride(),
         *k_pe.stride(),
         *row_strides(c_scale, 3),
@@ -185,7 +199,7 @@ def _launch(
         BLOCK_M=block_m,
         BLOCK_N=block_n,
         num_warps=warps,
-        num_stages=2 if rank * q.itemsize <= 1024 else 1,
+        num_stages=1 if _is_wide(rank, itemsize) else _STAGES,
     )
 
 
@@ -196,7 +210,14 @@ def _tile(most_queries: int, heads: int, rank: int, itemsize: int) -> tuple[int,
     accumulator is as wide as a latent: 64 rows of 512 channels take half the registers of 8 warps.
     In float32, tiles of more rows gave wrong numbers on an H200 (Triton 3.6, 8 warps).
     """
-    is_wide = rank * itemsize > 1024
+    is_wide = _is_wide(rank, itemsize)
     most = 16 if itemsize > 2 else 32 if is_wide else 64
     block_m = min(most, block_of(most_queries * heads))
-    return block_m, 16 if is_wide else 32, 4 if block_m == 16 else 8
+    if block_m == 16:
+        return block_m, 16 if is_wide else _LATENTS_OF_FEW, _WARPS_OF_FEW
+    return block_m, 16 if is_wide else _LATENTS, 8
+
+
+def _is_wide(rank: int, itemsize: int) -> bool:
+    """Whether a latent is so long that tiles are small, and come one at a time."""
+    return rank * itemsize > 1024

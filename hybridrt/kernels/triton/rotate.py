@@ -150,17 +150,17 @@ def _rotate(
     if part < parts:
         own = (x + token * x_token, out + token * heads * size, weight)
         sizes, strides = (heads, size, half), (x_head, x_element, weight_stride)
-        _turn(own, part, cos, sin, strides, sizes, eps, offset, HEADS, PAIRS, STILL, INTERLEAVED)
+        turn(own, part, cos, sin, strides, sizes, eps, offset, HEADS, PAIRS, STILL, INTERLEAVED)
     elif more is not None:
         own = (more + token * more_token, more_out + token * more_heads * size, more_weight)
         sizes, strides = (more_heads, size, half), (more_head, more_element, more_weight_stride)
         part -= parts
-        _turn(own, part, cos, sin, strides, sizes, eps, offset, HEADS, PAIRS, STILL, INTERLEAVED)
+        turn(own, part, cos, sin, strides, sizes, eps, offset, HEADS, PAIRS, STILL, INTERLEAVED)
 
 
 @jit
 @no_type_check
-def _turn(
+def turn(
     own,  # a token's x and out, and their weight or None
     part,  # which of the heads
     cos,  # [1, PAIRS]
@@ -174,6 +174,7 @@ def _turn(
     STILL: tl.constexpr,
     INTERLEAVED: tl.constexpr,
 ):
+    """Turns some heads of a token, normed first where there is a weight."""
     x, out, weight = own
     head_stride, stride, weight_stride = strides
     heads, size, half = sizes

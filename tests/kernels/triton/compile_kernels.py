@@ -22,7 +22,7 @@ from hybridrt.batch import Rows, TokenPages
 from hybridrt.kernels.moe import UNSORTED_TOKENS
 from hybridrt.kernels.reference.gates import Gating
 from hybridrt.kernels.reference.route import Routing
-from hybridrt.kernels.triton import combine, launch
+from hybridrt.kernels.triton import combine, launch, mla_project
 from hybridrt.kernels.triton import few_experts as few
 from hybridrt.kernels.triton.causal_conv1d import causal_conv1d
 from hybridrt.kernels.triton.delta_inputs import delta_inputs
@@ -32,11 +32,14 @@ from hybridrt.kernels.triton.gated_delta_rule import gated_delta_rule
 from hybridrt.kernels.triton.gated_rms_norm import gated_rms_norm
 from hybridrt.kernels.triton.kda_inputs import kda_inputs
 from hybridrt.kernels.triton.mla_attention import mla_attention
+from hybridrt.kernels.triton.mla_values import join_and_expand
 from hybridrt.kernels.triton.moe import moe_experts
 from hybridrt.kernels.triton.one_row import one_row_linear
+from hybridrt.kernels.triton.one_row_pair import one_row_pair
 from hybridrt.kernels.triton.paged_attention import paged_attention
 from hybridrt.kernels.triton.rms_norm import add_rms_norm, rms_norm
 from hybridrt.kernels.triton.rotate import rotate, rotate_normed
+from hybridrt.kernels.triton.rotate_and_norm import rotate_and_norm
 from hybridrt.kernels.triton.route import route
 from hybridrt.kernels.triton.sample import likeliest, sample
 from hybridrt.kernels.triton.scan_inputs import scan_inputs
@@ -141,6 +144,22 @@ def _mla(dtype: torch.dtype, quantised: bool = False, queries: int = 16, heads: 
     mla_attention(*given, c_kv, of(9, 16, 64, dtype=dtype), *weights, *pages, 0.1, scale)
 
 
+def _mla_projections() -> None:
+    for dtype in (BF16, torch.float32):
+        for heads in (16, 128):
+            weights = of(heads, 256, 512, dtype=dtype)
+            for count in (1, 17, 64, 128):
+                q = of(count, heads, 192, dtype=dtype)[..., :128]
+                latents = mla_project.absorb(q, weights[:, :128])
+                mla_project.expand_values(
+                    latents, weights[:, 128:], of(count, heads, 128, dtype=dtype)
+                )
+            for splits in (2, 64):
+                parts = of(1, heads, splits, 512, dtype=torch.float32)
+                out = of(1, heads, 128, dtype=dtype)
+                join_and_expand(parts, parts[..., 0], weights[:, 128:], out)
+
+
 def _convolution() -> None:
     batch, *pages = rows(3, 200)
     causal_conv1d(of(203, 8192), of(8192, 4), of(8192), of(9, 3, 8192), *pages, batch)
@@ -226,6 +245,8 @@ def _norms() -> None:
 def _one_row() -> None:
     one_row_linear(of(1, 4096), of(6144, 4096), of(6144))
     one_row_linear(of(1, 5000), of(77, 5000), None)
+    one_row_pair(of(1, 2048), (of(576, 2048), of(3072, 2048)), (None, None))
+    one_row_pair(of(1, 2048), (of(576, 2048), of(3072, 2048)), (of(576), None))
 
 
 def _gates() -> None:
@@ -253,6 +274,10 @@ def _rotations() -> None:
         part = (table[..., :32], positions, interleaved)
         rotate_normed(q, k, weight, weight, 1e-6, 1.0, *part)
         rotate(of(9, 1, 80), table[..., :10], positions, interleaved, False)
+        heads, kv = of(9, 16, 192)[..., 128:], of(9, 576)
+        norm = (kv[:, :512], of(512), 1e-6, 0.0)
+        where = (table[..., :32], positions, interleaved)
+        rotate_and_norm(heads, kv[:, None, 512:], *norm, *where)
 
 
 def _gated_norms() -> None:
@@ -302,7 +327,9 @@ CASES: dict[str, Callable[[], None]] = {
     "latents, few heads": lambda: _mla(BF16, heads=16),
     "latents, expanded": lambda: _mla(BF16, queries=2000),
     "latents, fp8": lambda: _mla(BF16, quantised=True),
+    "latents, fp8, few heads": lambda: _mla(BF16, quantised=True, heads=16),
     "latents, float32": lambda: _mla(torch.float32),
+    "latents, projections": _mla_projections,
     "convolution": _convolution,
     "scan": _scan,
     "ssd": lambda: _dual(128, BF16),
@@ -342,6 +369,6 @@ if __name__ == "__main__":
     target_info.current_target = lambda: H100
     target_info.current_target.__triton_builtin__ = True
     # So that contexts are split, and matrices cut, as there.
-    combine.num_processors = few.num_processors = lambda _: 132
+    combine.num_processors = few.num_processors = mla_project.num_processors = lambda _: 132
     for name in sys.argv[1:] or CASES:
         CASES[name]()

@@ -217,6 +217,14 @@ def test_more_latents_than_a_tile_and_more_heads(place: Place, form: bool) -> No
 
 
 @SPLITS
+def test_more_decode_rows_than_are_joined_as_they_are_expanded(
+    place: Place, cut: Callable[[int], None], splits: int
+) -> None:
+    cut(splits)
+    latents._check(Ragged(((200, 1), (1, 1), (64, 1)), 3), place[1], (place[0], "triton"))
+
+
+@SPLITS
 def test_quantised_latents_are_read_as_the_reference_reads_them(
     place: Place, cut: Callable[[int], None], form: bool, splits: int
 ) -> None:

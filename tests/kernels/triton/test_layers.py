@@ -54,6 +54,7 @@ def test_layers_with_tokens(place: Place, put_in: Any, reason: str, setting: Set
     from hybridrt.kernels.triton.mla_attention import mla_attention
     from hybridrt.kernels.triton.paged_attention import paged_attention
     from hybridrt.kernels.triton.rotate import rotate, rotate_normed
+    from hybridrt.kernels.triton.rotate_and_norm import rotate_and_norm
     from hybridrt.kernels.triton.write_pages import write_each
 
     expected = _steps(reason, setting)
@@ -61,6 +62,7 @@ def test_layers_with_tokens(place: Place, put_in: Any, reason: str, setting: Set
     put_in(mla, "mla_attention", mla_attention)
     put_in(rope, "rotate", rotate)
     put_in(rope, "rotate_normed", rotate_normed)
+    put_in(rope, "rotate_and_norm", rotate_and_norm)
     for module in (attention, mla):
         put_in(module, "write_each", write_each)
     assert_close(_steps(reason, setting), expected)

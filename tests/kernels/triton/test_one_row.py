@@ -48,3 +48,24 @@ def test_what_it_does_not_take(place: Place) -> None:
     assert not takes(_normal(0, 8, seed=0, place=place), weight)
     assert not takes(_normal(1, 5, seed=0, place=place), weight.T)
     assert not takes(_normal(1, 8, seed=0, place=place).double(), weight)
+
+
+@pytest.mark.parametrize("biased", [(), (0,), (1,), (0, 1)], ids=str)
+@pytest.mark.parametrize(
+    ("outputs", "inputs"), [((1, 1), 1), ((7, 4), 33), ((64, 1), 1024), ((5, 130), 2500)]
+)
+def test_two_layers_give_the_bits_of_each(
+    place: Place, outputs: tuple[int, int], inputs: int, biased: tuple[int, ...]
+) -> None:
+    from hybridrt.kernels.triton.one_row import one_row_linear
+    from hybridrt.kernels.triton.one_row_pair import one_row_pair
+
+    x = _normal(1, 2 * inputs, seed=0, place=place)[:, ::2]
+    weights = [_normal(rows, inputs + 3, seed=rows, place=place)[:, :inputs] for rows in outputs]
+    biases = [
+        _normal(rows, seed=9, place=place) if i in biased else None
+        for i, rows in enumerate(outputs)
+    ]
+    found = one_row_pair(x, weights, biases)
+    for out, weight, bias in zip(found, weights, biases, strict=True):
+        assert torch.equal(out, one_row_linear(x, weight, bias))
