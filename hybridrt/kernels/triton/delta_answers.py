@@ -5,7 +5,7 @@ from typing import no_type_check
 import triton.language as tl
 
 from hybridrt.kernels.triton.delta_decays import decay_between, tile_of
-from hybridrt.kernels.triton.launch import kernel, wait_for_earlier
+from hybridrt.kernels.triton.launch import FLOAT32_DOT, kernel, wait_for_earlier
 from hybridrt.kernels.triton.products import add_parts, parts_of
 from hybridrt.kernels.triton.states import tokens_of
 
@@ -37,8 +37,6 @@ def answer_chunks(
     VALUE_DIM: tl.constexpr,
     VALUE_ROOM: tl.constexpr,
     PER_CHANNEL: tl.constexpr,
-    PARTS: tl.constexpr,
-    PRECISION: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
     BLOCK_T: tl.constexpr,
@@ -63,6 +61,7 @@ def answer_chunks(
     at = slot * heads + head
     states += at * KEY_ROOM * VALUE_ROOM
     dtype: tl.constexpr = deltas.dtype.element_ty
+    PARTS: tl.constexpr = 2 if dtype == tl.bfloat16 else 1
     low: tl.constexpr = PARTS - 1
     out = tl.zeros([BLOCK_T, BLOCK_V], tl.float32)
     scores = tl.zeros([BLOCK_T, BLOCK_T], tl.float32)
@@ -75,15 +74,17 @@ def answer_chunks(
             query *= tl.exp(tl.cumsum(logs, 0))
         query, query_low = parts_of(query, dtype)
         if not PER_CHANNEL:
-            place = keys + (slot * (heads // REPEATS) + head // REPEATS) * PARTS * BLOCK_T * KEY_ROOM
+            place = (
+                keys + (slot * (heads // REPEATS) + head // REPEATS) * PARTS * BLOCK_T * KEY_ROOM
+            )
             of_keys = (i * KEY_ROOM)[:, None] + c[None, :]
             key = tl.trans(tl.load(place + of_keys))
             key_low = tl.trans(tl.load(place + low * BLOCK_T * KEY_ROOM + of_keys))
-            scores = add_parts(query, query_low, key, key_low, scores, PRECISION)
+            scores = add_parts(query, query_low, key, key_low, scores)
         state = tl.load(states + (c * VALUE_ROOM)[:, None] + here[None, :])
         if PARTS == 2:
             out = tl.dot(query_low, state, out)
-        out = tl.dot(query, state, out, input_precision=PRECISION)
+        out = tl.dot(query, state, out, input_precision=FLOAT32_DOT)
     if PER_CHANNEL:
         at_pair = at * BLOCK_T * BLOCK_T + (i * BLOCK_T)[:, None] + i[None, :]
         scores = tl.load(seen + at_pair, mask=i[:, None] >= i[None, :], other=0.0)
@@ -94,7 +95,7 @@ def answer_chunks(
     place = deltas + at * PARTS * BLOCK_T * VALUE_ROOM + (i * VALUE_ROOM)[:, None] + here[None, :]
     delta, delta_low = tl.load(place), tl.load(place + low * BLOCK_T * VALUE_ROOM)
     scores, scores_low = parts_of(scores, dtype)
-    out = add_parts(scores, scores_low, delta, delta_low, out, PRECISION)
+    out = add_parts(scores, scores_low, delta, delta_low, out)
     d = here.to(tl.int64)
     place = y + (t * y_token)[:, None] + (d * y_dim)[None, :]
     live = (t < stop)[:, None] & (d < VALUE_DIM)[None, :]

@@ -40,8 +40,7 @@ def run_chunks(
     PER_CHANNEL: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     VALUE_ROOM: tl.constexpr,
-    PARTS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    SIDES: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
     BLOCK_T: tl.constexpr,
@@ -52,6 +51,8 @@ def run_chunks(
     read is no work for one program after the other.
     """
     wait_for_earlier()
+    PARTS: tl.constexpr = 2 if tl.bfloat16 == SIDES else 1
+    SUMS: tl.constexpr = tl.float64 if tl.float64 == SIDES else tl.float32
     row, head = (first_row + tl.program_id(2)).to(tl.int64), tl.program_id(1).to(tl.int64)
     heads = tl.num_programs(1)
     start, stop = tokens_of(row, cu_seqlens, False)
@@ -65,15 +66,14 @@ def run_chunks(
     from_there = ssm_state + initial * s_page
     wide = c.to(tl.int64)
     limit = if_so(initial >= 0, KEY_DIM)
-    state = _channels_of(from_there, wide, s_k, limit, fits).to(tl.float32)
+    state = _channels_of(from_there, wide, s_k, limit, fits).to(SUMS)
     v += head * v_head
     slot = start // BLOCK_T + row
     of_keys = (i * BLOCK_K)[:, None] + c[None, :]
     of_values = (i * VALUE_ROOM)[:, None] + here[None, :]
     of_state = (c * VALUE_ROOM)[:, None] + here[None, :]
     between = (i * BLOCK_T)[:, None] + i[None, :]
-    none = tl.zeros([BLOCK_T, BLOCK_V], tl.float32)
-    dtype: tl.constexpr = solved.dtype.element_ty
+    none = tl.zeros([BLOCK_T, BLOCK_V], SUMS)
     low: tl.constexpr = PARTS - 1
     for first in range(start, stop, BLOCK_T):
         # Behind the last token all inputs are zeros, which leave a state as it is.
@@ -85,17 +85,17 @@ def run_chunks(
         solution = tl.load(solved + matrix + between)
         solution_low = tl.load(solved + matrix + low * BLOCK_T * BLOCK_T + between)
         value = tile_of(v, first + i, stop, v_token, d, v_dim, VALUE_DIM)
-        high, rest = parts_of(state, dtype)
+        high, rest = parts_of(state, SIDES)
         before = states + at * BLOCK_K * VALUE_ROOM + of_state
         tl.store(before, high.to(states.dtype.element_ty))
-        answer = add_parts(reader, reader_low, high, rest, none, PRECISION)
+        answer = add_parts(reader, reader_low, high, rest, none)
         if not PER_CHANNEL:
             answer *= tl.load(from_start + at * BLOCK_T + i)[:, None]
-        high, rest = parts_of(value.to(tl.float32) - answer, dtype)
-        delta = add_parts(solution, solution_low, high, rest, none, PRECISION)
-        high, rest = parts_of(delta, dtype)
+        high, rest = parts_of(value.to(tl.float32) - answer, SIDES)
+        delta = add_parts(solution, solution_low, high, rest, none)
+        high, rest = parts_of(delta, SIDES)
         place = deltas + at * PARTS * BLOCK_T * VALUE_ROOM + of_values
-        tl.store(place, high)
+        tl.store(place, high.to(deltas.dtype.element_ty))
         if PARTS == 2:
             tl.store(place + BLOCK_T * VALUE_ROOM, rest)
         if PER_CHANNEL:
@@ -104,10 +104,10 @@ def run_chunks(
             writer_low = tl.load(writers + keys + low * BLOCK_T * BLOCK_K + of_keys)
         else:
             state *= tl.load(whole + at)
-            high, rest = parts_of(delta * tl.load(to_end + at * BLOCK_T + i)[:, None], dtype)
+            high, rest = parts_of(delta * tl.load(to_end + at * BLOCK_T + i)[:, None], SIDES)
             writer, writer_low = reader, reader_low
         writer, writer_low = tl.trans(writer), tl.trans(writer_low)
-        state = add_parts(writer, writer_low, high, rest, state, PRECISION)
+        state = add_parts(writer, writer_low, high, rest, state)
         slot += 1
     to_there = ssm_state + page * s_page
     _store_channels(to_there, wide, s_k, if_so(page >= 0, KEY_DIM), fits, state)

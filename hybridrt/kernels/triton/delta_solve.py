@@ -47,8 +47,7 @@ def solve_chunks(
     KEY_DIM: tl.constexpr,
     KEY_ROOM: tl.constexpr,
     PER_CHANNEL: tl.constexpr,
-    PARTS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    SIDES: tl.constexpr,
     BLOCK_K: tl.constexpr,
     HALF: tl.constexpr,
 ):
@@ -64,7 +63,9 @@ def solve_chunks(
     The inverse of a triangular matrix is put together from those of the blocks on its diagonal,
     of 1, 2, 4, ... tokens. If keys have length 1, no number on the way is larger than 2, while
     powers of the matrix outgrow float32's digits where keys are alike. The two halves of a chunk
-    are tensors of their own, so that no product has the zeros above the diagonal.
+    are tensors of their own, so that no product has the zeros above the diagonal. Sides of products
+    are taken as `parts_of` SIDES. For values of float32 that is float64: where keys are alike and
+    beta is 2, each token mirrors the state, and what overlaps have lost is lost as often.
     """
     wait_for_earlier()
     row, group = (first_row + tl.program_id(2)).to(tl.int64), tl.program_id(1).to(tl.int64)
@@ -78,24 +79,26 @@ def solve_chunks(
     q += group * q_head
     k += group * k_head
     slot = (start // (2 * HALF) + row + tl.program_id(0)) * tl.num_programs(1) + group
-    dtype: tl.constexpr = solved.dtype.element_ty
+    PARTS: tl.constexpr = 2 if tl.bfloat16 == SIDES else 1
+    SUMS: tl.constexpr = tl.float64 if tl.float64 == SIDES else tl.float32
     # Of the first half, of the second, and of the second with the first.
-    alike = tl.zeros([HALF, HALF], tl.float32)
-    alike_u = tl.zeros([HALF, HALF], tl.float32)
-    alike_across = tl.zeros([HALF, HALF], tl.float32)
+    none = tl.zeros([HALF, HALF], SUMS)
+    alike, alike_u, alike_across = none, none, none
     if not PER_CHANNEL:
         place = readers + slot * PARTS * 2 * HALF * KEY_ROOM
         for channel in range(0, KEY_ROOM, BLOCK_K):
             c = channel + tl.arange(0, BLOCK_K)
-            key, low = parts_of(_tokens(k, t, stop, k_token, c, k_dim, KEY_DIM), dtype)
-            key_u, low_u = parts_of(_tokens(k, u, stop, k_token, c, k_dim, KEY_DIM), dtype)
-            _store(place, key, low, i, c, KEY_ROOM, 2 * HALF, PARTS)
-            _store(place, key_u, low_u, HALF + i, c, KEY_ROOM, 2 * HALF, PARTS)
+            key = _tokens(k, t, stop, k_token, c, k_dim, KEY_DIM)
+            key_u = _tokens(k, u, stop, k_token, c, k_dim, KEY_DIM)
+            _store(place, key, i, c, KEY_ROOM, 2 * HALF)
+            _store(place, key_u, HALF + i, c, KEY_ROOM, 2 * HALF)
+            key, low = parts_of(key, SIDES)
+            key_u, low_u = parts_of(key_u, SIDES)
             early, early_low = tl.trans(key), tl.trans(low)
-            alike = add_parts(key, low, early, early_low, alike, PRECISION)
-            alike_across = add_parts(key_u, low_u, early, early_low, alike_across, PRECISION)
+            alike = add_parts(key, low, early, early_low, alike)
+            alike_across = add_parts(key_u, low_u, early, early_low, alike_across)
             early, early_low = tl.trans(key_u), tl.trans(low_u)
-            alike_u = add_parts(key_u, low_u, early, early_low, alike_u, PRECISION)
+            alike_u = add_parts(key_u, low_u, early, early_low, alike_u)
     for repeat in range(REPEATS):
         head = group * REPEATS + repeat
         at = slot * REPEATS + repeat
@@ -108,7 +111,7 @@ def solve_chunks(
             overlaps, overlaps_u, across = _weigh_channels(
                 *(q, k, logs_of, readers + keys, writers + keys, whole + at * KEY_ROOM),
                 *(seen + at * 4 * HALF * HALF, t, stop, q_token, q_dim, k_token, k_dim),
-                *(g_token, g_dim, KEY_DIM, KEY_ROOM, PARTS, PRECISION, BLOCK_K, HALF),
+                *(g_token, g_dim, none, KEY_DIM, KEY_ROOM, SIDES, BLOCK_K, HALF),
             )
         else:
             overlaps, overlaps_u, across = _weigh(
@@ -117,20 +120,15 @@ def solve_chunks(
             )
         inverse, inverse_u = _inverses(
             *(overlaps * strength[:, None], overlaps_u * strength_u[:, None]),
-            *(i, HALF, dtype, PRECISION),
+            *(i, none, HALF, SIDES),
         )
-        none = tl.zeros([HALF, HALF], tl.float32)
-        across = add_split(inverse_u, across * strength_u[:, None], none, dtype, PRECISION)
-        across = -add_split(across, inverse, none, dtype, PRECISION)
+        across = add_split(inverse_u, across * strength_u[:, None], none, SIDES)
+        across = -add_split(across, inverse, none, SIDES)
         place = solved + at * PARTS * 4 * HALF * HALF
-        matrix, low = parts_of(inverse * strength[None, :], dtype)
-        _store(place, matrix, low, i, i, 2 * HALF, 2 * HALF, PARTS)
-        matrix, low = parts_of(none, dtype)
-        _store(place, matrix, low, i, HALF + i, 2 * HALF, 2 * HALF, PARTS)
-        matrix, low = parts_of(across * strength[None, :], dtype)
-        _store(place, matrix, low, HALF + i, i, 2 * HALF, 2 * HALF, PARTS)
-        matrix, low = parts_of(inverse_u * strength_u[None, :], dtype)
-        _store(place, matrix, low, HALF + i, HALF + i, 2 * HALF, 2 * HALF, PARTS)
+        _store(place, inverse * strength[None, :], i, i, 2 * HALF, 2 * HALF)
+        _store(place, none, i, HALF + i, 2 * HALF, 2 * HALF)
+        _store(place, across * strength[None, :], HALF + i, i, 2 * HALF, 2 * HALF)
+        _store(place, inverse_u * strength_u[None, :], HALF + i, HALF + i, 2 * HALF, 2 * HALF)
 
 
 @jit
@@ -142,13 +140,13 @@ def _tokens(part, t, stop, t_stride, c, c_stride, SIZE: tl.constexpr):
 
 @jit
 @no_type_check
-def _store(
-    place, tile, low, i, c, ROOM: tl.constexpr, TOKENS: tl.constexpr, PARTS: tl.constexpr
-):
+def _store(place, tile, i, c, ROOM: tl.constexpr, TOKENS: tl.constexpr):
     """Some channels of some tokens of a chunk, in parts."""
     at = place + (i * ROOM)[:, None] + c[None, :]
+    dtype: tl.constexpr = place.dtype.element_ty
+    tile, low = parts_of(tile, dtype)
     tl.store(at, tile)
-    if PARTS == 2:
+    if dtype == tl.bfloat16:
         tl.store(at + TOKENS * ROOM, low)
 
 
@@ -192,23 +190,18 @@ def _weigh_channels(
     k_dim,
     g_token,
     g_dim,
+    none,
     KEY_DIM: tl.constexpr,
     KEY_ROOM: tl.constexpr,
-    PARTS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    SIDES: tl.constexpr,
     BLOCK_K: tl.constexpr,
     HALF: tl.constexpr,
 ):
     """With a decay a channel: overlaps of keys, and with queries, and keys with their decays."""
-    dtype: tl.constexpr = readers.dtype.element_ty
     i = tl.arange(0, HALF)
     u = t + HALF
-    overlaps = tl.zeros([HALF, HALF], tl.float32)
-    overlaps_u = tl.zeros([HALF, HALF], tl.float32)
-    across = tl.zeros([HALF, HALF], tl.float32)
-    scores = tl.zeros([HALF, HALF], tl.float32)
-    scores_u = tl.zeros([HALF, HALF], tl.float32)
-    scores_across = tl.zeros([HALF, HALF], tl.float32)
+    overlaps, overlaps_u, across = none, none, none
+    scores, scores_u, scores_across = none, none, none
     for channel in range(0, KEY_ROOM, BLOCK_K):
         c = channel + tl.arange(0, BLOCK_K)
         query = _tokens(q, t, stop, q_token, c, q_dim, KEY_DIM)
@@ -217,26 +210,20 @@ def _weigh_channels(
         key_u = _tokens(k, u, stop, k_token, c, k_dim, KEY_DIM)
         logs = _tokens(g, t, stop, g_token, c, g_dim, KEY_DIM)
         logs_u = _tokens(g, u, stop, g_token, c, g_dim, KEY_DIM)
-        scores, overlaps = _add_by_halves(
-            query, key, logs, scores, overlaps, i, HALF, dtype, PRECISION
-        )
+        scores, overlaps = _add_by_halves(query, key, logs, scores, overlaps, i, none, HALF, SIDES)
         scores_u, overlaps_u = _add_by_halves(
-            query_u, key_u, logs_u, scores_u, overlaps_u, i, HALF, dtype, PRECISION
+            query_u, key_u, logs_u, scores_u, overlaps_u, i, none, HALF, SIDES
         )
         behind, up_to = log_behind(logs, i), log_up_to(logs_u, i)
         early, late = tl.trans(key * tl.exp(behind)), tl.exp(up_to)
-        across = add_split(key_u * late, early, across, dtype, PRECISION)
-        scores_across = add_split(query_u * late, early, scores_across, dtype, PRECISION)
+        across = add_split(key_u * late, early, across, SIDES)
+        scores_across = add_split(query_u * late, early, scores_across, SIDES)
         total, total_u = tl.sum(logs, 0), tl.sum(logs_u, 0)
         tl.store(whole + c, tl.exp(total + total_u))
-        tile, low = parts_of(key * tl.exp(log_up_to(logs, i)), dtype)
-        _store(readers, tile, low, i, c, KEY_ROOM, 2 * HALF, PARTS)
-        tile, low = parts_of(key_u * tl.exp(up_to + total[None, :]), dtype)
-        _store(readers, tile, low, HALF + i, c, KEY_ROOM, 2 * HALF, PARTS)
-        tile, low = parts_of(key * tl.exp(behind + total_u[None, :]), dtype)
-        _store(writers, tile, low, i, c, KEY_ROOM, 2 * HALF, PARTS)
-        tile, low = parts_of(key_u * tl.exp(log_behind(logs_u, i)), dtype)
-        _store(writers, tile, low, HALF + i, c, KEY_ROOM, 2 * HALF, PARTS)
+        _store(readers, key * tl.exp(log_up_to(logs, i)), i, c, KEY_ROOM, 2 * HALF)
+        _store(readers, key_u * tl.exp(up_to + total[None, :]), HALF + i, c, KEY_ROOM, 2 * HALF)
+        _store(writers, key * tl.exp(behind + total_u[None, :]), i, c, KEY_ROOM, 2 * HALF)
+        _store(writers, key_u * tl.exp(log_behind(logs_u, i)), HALF + i, c, KEY_ROOM, 2 * HALF)
     at = (i * 2 * HALF)[:, None] + i[None, :]
     tl.store(seen + at, scores)
     tl.store(seen + 2 * HALF * HALF + at, scores_across)
@@ -253,21 +240,20 @@ def _add_by_halves(
     scores,
     overlaps,
     i,
+    none,
     BLOCK_T: tl.constexpr,
-    dtype: tl.constexpr,
-    PRECISION: tl.constexpr,
+    SIDES: tl.constexpr,
 ):
     """Answers to queries and to keys, with a decay for each channel; see `decay_to_middle`."""
     of_itself = tl.sum(query * key, 1)
     scores += tl.where(i[:, None] == i[None, :], of_itself[:, None], 0.0)
-    none = tl.zeros([BLOCK_T, BLOCK_T], tl.float32)
     half = 1
     while half < BLOCK_T:
         is_late = (i // half) % 2 == 1
         decay = decay_to_middle(logs, is_late, i, half)
         early = tl.trans(key * decay)
-        answer = add_split(query * decay, early, none, dtype, PRECISION)
-        overlap = add_split(key * decay, early, none, dtype, PRECISION)
+        answer = add_split(query * decay, early, none, SIDES)
+        overlap = add_split(key * decay, early, none, SIDES)
         scores += tl.where(_joins(i, half), answer, 0.0)
         overlaps += tl.where(_joins(i, half), overlap, 0.0)
         half *= 2
@@ -276,21 +262,18 @@ def _add_by_halves(
 
 @jit
 @no_type_check
-def _inverses(
-    a, b, i, BLOCK_T: tl.constexpr, dtype: tl.constexpr, PRECISION: tl.constexpr
-):
+def _inverses(a, b, i, none, BLOCK_T: tl.constexpr, SIDES: tl.constexpr):
     """Of two triangular matrices with ones on the diagonal, of which only what is below counts."""
     joins = _joins(i, 1)
     one = tl.where(i[:, None] == i[None, :], 1.0, 0.0)
-    none = tl.zeros([BLOCK_T, BLOCK_T], tl.float32)
     inverse_a, inverse_b = one - tl.where(joins, a, 0.0), one - tl.where(joins, b, 0.0)
     half = 2
     while half < BLOCK_T:
         joins = _joins(i, half)
-        of_a = add_split(inverse_a, tl.where(joins, a, 0.0), none, dtype, PRECISION)
-        of_b = add_split(inverse_b, tl.where(joins, b, 0.0), none, dtype, PRECISION)
-        inverse_a -= add_split(of_a, inverse_a, none, dtype, PRECISION)
-        inverse_b -= add_split(of_b, inverse_b, none, dtype, PRECISION)
+        of_a = add_split(inverse_a, tl.where(joins, a, 0.0), none, SIDES)
+        of_b = add_split(inverse_b, tl.where(joins, b, 0.0), none, SIDES)
+        inverse_a -= add_split(of_a, inverse_a, none, SIDES)
+        inverse_b -= add_split(of_b, inverse_b, none, SIDES)
         half *= 2
     return inverse_a, inverse_b
 

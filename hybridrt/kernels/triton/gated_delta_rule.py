@@ -4,6 +4,7 @@ from functools import partial
 
 import torch
 import triton
+import triton.language as tl
 from jaxtyping import Float, Int64
 from torch import Tensor
 
@@ -20,6 +21,7 @@ CHUNK = 64
 _VALUES, _STATES = 32, 4096  # value channels of a program at most, and numbers of a state
 _ANSWERS = 128  # value channels of a program that has no state
 _CHANNELS, _SOLVED = 64, 32  # key channels of a product that goes through them
+_SIDES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float32, torch.float32: tl.float64}
 
 
 def gated_delta_rule(
@@ -64,7 +66,7 @@ def gated_delta_rule(
     # Sides of products are kept as two parts of bfloat16, see `parts_of`, or one of float32, which
     # float16 is given too: its own range has no room for large ones.
     parts, kept = (2, torch.bfloat16) if v.dtype == torch.bfloat16 else (1, torch.float32)
-    sizes |= {"PARTS": parts, "PRECISION": "ieee" if v.dtype == torch.float32 else "tf32x3"}
+    sides = _SIDES[v.dtype]
     block_v = min(_VALUES, block_of(value_dim), max(16, _STATES // block_k))
     wide_v = min(_ANSWERS, block_of(value_dim))
     value_room = triton.cdiv(value_dim, wide_v) * wide_v
@@ -87,6 +89,7 @@ def gated_delta_rule(
         **sizes,
         REPEATS=repeats,
         KEY_ROOM=block_k,
+        SIDES=sides,
         BLOCK_K=16 if channels else min(_SOLVED, block_k),
         HALF=CHUNK // 2,
         num_warps=2,
@@ -98,6 +101,7 @@ def gated_delta_rule(
             *(*v.stride(), *ssm_state.stride()),
             first,
             **sizes,
+            SIDES=sides,
             SHARED=heads // key_heads,
             VALUE_DIM=value_dim,
             VALUE_ROOM=value_room,

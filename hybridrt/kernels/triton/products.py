@@ -51,23 +51,26 @@ def parts_of(x, dtype: tl.constexpr):
 
 @jit
 @no_type_check
-def add_parts(a, a_low, b, b_low, total, PRECISION: tl.constexpr):
+def add_parts(a, a_low, b, b_low, total):
     """`total + a @ b` of what `parts_of` gives: 16 bits of each side, by three products.
 
-    That is half of what float32 costs by "tf32x3". Of wider dtypes the first parts are all.
+    That is half of what float32 costs. Of wider dtypes the first parts are all, and a total of
+    float64 is one of products in float64.
     """
     if a.dtype == tl.bfloat16:
         total = tl.dot(a, b_low, total)
         total = tl.dot(a_low, b, total)
         return tl.dot(a, b, total)
     else:
-        return tl.dot(a, b, total, input_precision=PRECISION)
+        dtype: tl.constexpr = total.dtype
+        a, b = a.to(dtype), b.to(dtype)
+        return tl.dot(a, b, total, input_precision=FLOAT32_DOT, out_dtype=dtype)
 
 
 @jit
 @no_type_check
-def add_split(a, b, total, dtype: tl.constexpr, PRECISION: tl.constexpr):
-    """`total + a @ b` of two sides of float32, taken as `parts_of` a dtype."""
+def add_split(a, b, total, dtype: tl.constexpr):
+    """`total + a @ b` of two sides that are taken as `parts_of` a dtype."""
     a, a_low = parts_of(a, dtype)
     b, b_low = parts_of(b, dtype)
-    return add_parts(a, a_low, b, b_low, total, PRECISION)
+    return add_parts(a, a_low, b, b_low, total)
