@@ -124,11 +124,11 @@ def solve_chunks(
         )
         across = add_split(inverse_u, across * strength_u[:, None], none, SIDES)
         across = -add_split(across, inverse, none, SIDES)
-        place = solved + at * PARTS * 4 * HALF * HALF
-        _store(place, inverse * strength[None, :], i, i, 2 * HALF, 2 * HALF)
-        _store(place, none, i, HALF + i, 2 * HALF, 2 * HALF)
-        _store(place, across * strength[None, :], HALF + i, i, 2 * HALF, 2 * HALF)
-        _store(place, inverse_u * strength_u[None, :], HALF + i, HALF + i, 2 * HALF, 2 * HALF)
+        matrix = solved + at * PARTS * 4 * HALF * HALF
+        _store(matrix, inverse * strength[None, :], i, i, 2 * HALF, 2 * HALF)
+        _store(matrix, none, i, HALF + i, 2 * HALF, 2 * HALF)
+        _store(matrix, across * strength[None, :], HALF + i, i, 2 * HALF, 2 * HALF)
+        _store(matrix, inverse_u * strength_u[None, :], HALF + i, HALF + i, 2 * HALF, 2 * HALF)
 
 
 @jit

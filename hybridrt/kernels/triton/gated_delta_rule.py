@@ -75,7 +75,8 @@ def gated_delta_rule(
     keys = partial(room, slots, key_heads, parts, CHUNK, block_k)
     readers = keys()
     writers = keys() if channels else readers
-    solved = room(slots, heads, parts, CHUNK, CHUNK)
+    exact = torch.float64 if v.dtype == torch.float32 else kept
+    solved = room(slots, heads, parts, CHUNK, CHUNK, dtype=exact)
     deltas = room(slots, heads, parts, CHUNK, value_room)
     states = room(slots, heads, block_k, value_room)
     room = partial(room, slots, heads, dtype=torch.float32)
