@@ -14,7 +14,7 @@ from hybridrt.kernels.triton.states import tokens_of
 @no_type_check
 def answer_chunks(
     q,  # [tokens, heads // REPEATS, KEY_DIM]
-    keys,  # [slots, heads // REPEATS, parts, BLOCK_T, KEY_ROOM], where not PER_CHANNEL
+    k,  # [tokens, heads // REPEATS, KEY_DIM]
     g,  # [tokens, heads], or with KEY_DIM behind
     deltas,  # [slots, heads, parts, BLOCK_T, VALUE_ROOM]
     states,  # [slots, heads, KEY_ROOM, VALUE_ROOM]
@@ -24,6 +24,9 @@ def answer_chunks(
     q_token,
     q_head,
     q_dim,
+    k_token,
+    k_head,
+    k_dim,
     g_token,
     g_head,
     g_dim,
@@ -55,6 +58,7 @@ def answer_chunks(
     t = first + i
     here = (tl.program_id(0) % blocks) * BLOCK_V + tl.arange(0, BLOCK_V)
     q += head // REPEATS * q_head
+    k += head // REPEATS * k_head
     g += head * g_head
     y += head * y_head
     slot = start // BLOCK_T + row + chunk
@@ -74,12 +78,9 @@ def answer_chunks(
             query *= tl.exp(tl.cumsum(logs, 0))
         query, query_low = parts_of(query, dtype)
         if not PER_CHANNEL:
-            place = (
-                keys + (slot * (heads // REPEATS) + head // REPEATS) * PARTS * BLOCK_T * KEY_ROOM
-            )
-            of_keys = (i * KEY_ROOM)[:, None] + c[None, :]
-            key = tl.trans(tl.load(place + of_keys))
-            key_low = tl.trans(tl.load(place + low * BLOCK_T * KEY_ROOM + of_keys))
+            key = tile_of(k, t, stop, k_token, wide, k_dim, KEY_DIM)
+            key, key_low = parts_of(key, dtype)
+            key, key_low = tl.trans(key), tl.trans(key_low)
             scores = add_parts(query, query_low, key, key_low, scores)
         state = tl.load(states + (c * VALUE_ROOM)[:, None] + here[None, :])
         if PARTS == 2:

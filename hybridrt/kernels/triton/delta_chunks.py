@@ -51,7 +51,7 @@ def run_chunks(
     read is no work for one program after the other.
     """
     wait_for_earlier()
-    PARTS: tl.constexpr = 2 if tl.bfloat16 == SIDES else 1
+    PARTS: tl.constexpr = 2 if tl.float16 == SIDES else 1
     SUMS: tl.constexpr = tl.float64 if tl.float64 == SIDES else tl.float32
     row, head = (first_row + tl.program_id(2)).to(tl.int64), tl.program_id(1).to(tl.int64)
     heads = tl.num_programs(1)
@@ -75,6 +75,7 @@ def run_chunks(
     between = (i * BLOCK_T)[:, None] + i[None, :]
     none = tl.zeros([BLOCK_T, BLOCK_V], SUMS)
     low: tl.constexpr = PARTS - 1
+    DELTA_PARTS: tl.constexpr = 2 if deltas.dtype.element_ty == tl.bfloat16 else 1
     for first in range(start, stop, BLOCK_T):
         # Behind the last token all inputs are zeros, which leave a state as it is.
         at = slot * heads + head
@@ -85,22 +86,29 @@ def run_chunks(
         solution = tl.load(solved + matrix + between)
         solution_low = tl.load(solved + matrix + low * BLOCK_T * BLOCK_T + between)
         value = tile_of(v, first + i, stop, v_token, d, v_dim, VALUE_DIM)
-        high, rest = parts_of(state, SIDES)
+        value = value.to(tl.float32)
         before = states + at * BLOCK_K * VALUE_ROOM + of_state
-        tl.store(before, high.to(states.dtype.element_ty))
+        tl.store(before, state.to(states.dtype.element_ty))
+        if PARTS == 2:
+            scale, back = _scales_of(tl.maximum(tl.max(tl.abs(state)), tl.max(tl.abs(value))))
+            state *= scale
+            value *= scale
+        high, rest = parts_of(state, SIDES)
         answer = add_parts(reader, reader_low, high, rest, none)
         if not PER_CHANNEL:
             answer *= tl.load(from_start + at * BLOCK_T + i)[:, None]
-        high, rest = parts_of(value.to(tl.float32) - answer, SIDES)
+        high, rest = parts_of(value - answer, SIDES)
         delta = add_parts(solution, solution_low, high, rest, none)
-        high, rest = parts_of(delta, SIDES)
-        place = deltas + at * PARTS * BLOCK_T * VALUE_ROOM + of_values
-        tl.store(place, high.to(deltas.dtype.element_ty))
-        if PARTS == 2:
+        place = deltas + at * DELTA_PARTS * BLOCK_T * VALUE_ROOM + of_values
+        of_y = delta * back if PARTS == 2 else delta
+        high, rest = parts_of(of_y, deltas.dtype.element_ty)
+        tl.store(place, high)
+        if DELTA_PARTS == 2:
             tl.store(place + BLOCK_T * VALUE_ROOM, rest)
         if PER_CHANNEL:
             state *= tl.load(whole + at * BLOCK_K + c)[:, None]
             writer = tl.load(writers + keys + of_keys)
+            high, rest = parts_of(delta, SIDES)
             writer_low = tl.load(writers + keys + low * BLOCK_T * BLOCK_K + of_keys)
         else:
             state *= tl.load(whole + at)
@@ -108,9 +116,23 @@ def run_chunks(
             writer, writer_low = reader, reader_low
         writer, writer_low = tl.trans(writer), tl.trans(writer_low)
         state = add_parts(writer, writer_low, high, rest, state)
+        if PARTS == 2:
+            state *= back
         slot += 1
     to_there = ssm_state + page * s_page
     _store_channels(to_there, wide, s_k, if_so(page >= 0, KEY_DIM), fits, state)
+
+
+@jit
+@no_type_check
+def _scales_of(peak):
+    """A power of two that makes room for a chunk in float16, and the one that takes it back.
+
+    From a peak of 64 to 128, corrections of 64 tokens whose keys have length 1 stay below 2^15.
+    """
+    exponent = tl.minimum(tl.maximum(260 - (peak.to(tl.int32, bitcast=True) >> 23), 1), 253)
+    scale = (exponent << 23).to(tl.float32, bitcast=True)
+    return scale, ((254 - exponent) << 23).to(tl.float32, bitcast=True)
 
 
 @jit

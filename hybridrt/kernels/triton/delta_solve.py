@@ -79,7 +79,7 @@ def solve_chunks(
     q += group * q_head
     k += group * k_head
     slot = (start // (2 * HALF) + row + tl.program_id(0)) * tl.num_programs(1) + group
-    PARTS: tl.constexpr = 2 if tl.bfloat16 == SIDES else 1
+    PARTS: tl.constexpr = 2 if tl.float16 == SIDES else 1
     SUMS: tl.constexpr = tl.float64 if tl.float64 == SIDES else tl.float32
     # Of the first half, of the second, and of the second with the first.
     none = tl.zeros([HALF, HALF], SUMS)
@@ -146,7 +146,7 @@ def _store(place, tile, i, c, ROOM: tl.constexpr, TOKENS: tl.constexpr):
     dtype: tl.constexpr = place.dtype.element_ty
     tile, low = parts_of(tile, dtype)
     tl.store(at, tile)
-    if dtype == tl.bfloat16:
+    if dtype == tl.float16:
         tl.store(at + TOKENS * ROOM, low)
 
 

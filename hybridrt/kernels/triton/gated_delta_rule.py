@@ -21,7 +21,6 @@ CHUNK = 64
 _VALUES, _STATES = 32, 4096  # value channels of a program at most, and numbers of a state
 _ANSWERS = 128  # value channels of a program that has no state
 _CHANNELS, _SOLVED = 64, 32  # key channels of a product that goes through them
-_SIDES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float32, torch.float32: tl.float64}
 
 
 def gated_delta_rule(
@@ -63,21 +62,24 @@ def gated_delta_rule(
     # what no state needs comes last. A row's chunks have slots from `start // CHUNK + row` on:
     # no row's end behind where those of the next begin.
     slots, channels = len(v) // CHUNK + num_rows, g.shape[2:]
-    # Sides of products are kept as two parts of bfloat16, see `parts_of`, or one of float32, which
-    # float16 is given too: its own range has no room for large ones.
-    parts, kept = (2, torch.bfloat16) if v.dtype == torch.bfloat16 else (1, torch.float32)
-    sides = _SIDES[v.dtype]
+    # Sides of products are kept in two parts of float16, see `parts_of`, and what queries read with
+    # the digits that y has; float16 has no room for large ones.
+    in_full = v.dtype == torch.float32
+    parts, side, sides = (
+        (1, torch.float32, tl.float64) if in_full else (2, torch.float16, tl.float16)
+    )
+    kept = torch.bfloat16 if v.dtype == torch.bfloat16 else torch.float32
     block_v = min(_VALUES, block_of(value_dim), max(16, _STATES // block_k))
     wide_v = min(_ANSWERS, block_of(value_dim))
     value_room = triton.cdiv(value_dim, wide_v) * wide_v
     key_heads = heads if channels else k.shape[1]
     room = partial(torch.empty, dtype=kept, device=v.device)
-    keys = partial(room, slots, key_heads, parts, CHUNK, block_k)
+    keys = partial(room, slots, key_heads, parts, CHUNK, block_k, dtype=side)
     readers = keys()
     writers = keys() if channels else readers
-    exact = torch.float64 if v.dtype == torch.float32 else kept
+    exact = torch.float64 if in_full else side
     solved = room(slots, heads, parts, CHUNK, CHUNK, dtype=exact)
-    deltas = room(slots, heads, parts, CHUNK, value_room)
+    deltas = room(slots, heads, 2 if kept == torch.bfloat16 else 1, CHUNK, value_room)
     states = room(slots, heads, block_k, value_room)
     room = partial(room, slots, heads, dtype=torch.float32)
     decays = (None, None, room(block_k)) if channels else (room(CHUNK), room(CHUNK), room())
@@ -113,8 +115,8 @@ def gated_delta_rule(
             num_stages=1 if block_k > 128 else 2 if channels else 3,
         )
     answer_chunks[(longest * (value_room // wide_v), heads, num_rows - n)](
-        *(q, readers, g, deltas, states, seen, y, batch.cu_seqlens_q),
-        *(*q.stride(), *g_strides, *y.stride()),
+        *(q, k, g, deltas, states, seen, y, batch.cu_seqlens_q),
+        *(*q.stride(), *k.stride(), *g_strides, *y.stride()),
         n,
         **sizes,
         REPEATS=repeats,
