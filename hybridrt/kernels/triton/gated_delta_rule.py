@@ -21,6 +21,8 @@ CHUNK = 64
 _VALUES, _STATES = 32, 4096  # value channels of a program at most, and numbers of a state
 _ANSWERS = 128  # value channels of a program that has no state
 _CHANNELS, _SOLVED = 64, 32  # key channels of a product that goes through them
+_SOLVERS, _RUNNERS = 2, 4  # warps; of products of 32 by 32 tokens more than two do the same
+_AHEAD = 3  # stages of chunks on the way, as shared memory has room
 
 
 def gated_delta_rule(
@@ -95,7 +97,7 @@ def gated_delta_rule(
         SIDES=sides,
         BLOCK_K=16 if channels else min(_SOLVED, block_k),
         HALF=CHUNK // 2,
-        num_warps=2,
+        num_warps=_SOLVERS,
     )
     for first, count, _ in prefill_turns(batch):
         run_chunks[(value_room // block_v, heads, count)](
@@ -111,8 +113,8 @@ def gated_delta_rule(
             BLOCK_K=block_k,
             BLOCK_V=block_v,
             BLOCK_T=CHUNK,
-            num_warps=4,
-            num_stages=1 if block_k > 128 else 2 if channels else 3,
+            num_warps=_RUNNERS,
+            num_stages=1 if block_k > 128 else 2 if channels else _AHEAD,
         )
     answer_chunks[(longest * (value_room // wide_v), heads, num_rows - n)](
         *(q, k, g, deltas, states, seen, y, batch.cu_seqlens_q),
