@@ -87,6 +87,8 @@ def run_chunks(
         solution_low = tl.load(solved + matrix + low * BLOCK_T * BLOCK_T + between)
         value = tile_of(v, first + i, stop, v_token, d, v_dim, VALUE_DIM)
         value = value.to(tl.float32)
+        # Asked for before it is used: none of the steps in between waits for it.
+        decay = tl.load(whole + at * BLOCK_K + c)[:, None] if PER_CHANNEL else tl.load(whole + at)
         before = states + at * BLOCK_K * VALUE_ROOM + of_state
         tl.store(before, state.to(states.dtype.element_ty))
         if PARTS == 2:
@@ -105,13 +107,12 @@ def run_chunks(
         tl.store(place, high)
         if DELTA_PARTS == 2:
             tl.store(place + BLOCK_T * VALUE_ROOM, rest)
+        state *= decay
         if PER_CHANNEL:
-            state *= tl.load(whole + at * BLOCK_K + c)[:, None]
             writer = tl.load(writers + keys + of_keys)
             high, rest = parts_of(delta, SIDES)
             writer_low = tl.load(writers + keys + low * BLOCK_T * BLOCK_K + of_keys)
         else:
-            state *= tl.load(whole + at)
             high, rest = parts_of(delta * tl.load(to_end + at * BLOCK_T + i)[:, None], SIDES)
             writer, writer_low = reader, reader_low
         writer, writer_low = tl.trans(writer), tl.trans(writer_low)
