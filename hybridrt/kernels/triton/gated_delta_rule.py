@@ -4,6 +4,7 @@ from functools import partial
 
 import torch
 import triton
+import triton.language as tl
 from jaxtyping import Float, Int64
 from torch import Tensor
 
@@ -19,7 +20,9 @@ from hybridrt.kernels.triton.states import prefill_turns
 CHUNK = 64
 _VALUES, _STATES = 32, 4096  # value channels of a program at most, and numbers of a state
 _ANSWERS = 128  # value channels of a program that has no state
-_CHANNELS, _SOLVED = 64, 32  # of a product that goes through them, as registers have room
+_CHANNELS, _SOLVED = 64, 32  # key channels of a product that goes through them
+_SOLVERS, _RUNNERS = 2, 4  # warps; of products of 32 by 32 tokens more than two do the same
+_AHEAD = 3  # stages of chunks on the way, as shared memory has room
 
 
 def gated_delta_rule(
@@ -37,12 +40,8 @@ def gated_delta_rule(
     y = torch.empty_like(v)
     heads, key_dim, value_dim = ssm_state.shape[1:]
     g_strides = g.stride() if g.dim() == 3 else (*g.stride(), 0)
-    sizes = {
-        "REPEATS": heads // k.shape[1],
-        "KEY_DIM": key_dim,
-        "VALUE_DIM": value_dim,
-        "PER_CHANNEL": g.dim() == 3,
-    }
+    repeats = heads // k.shape[1]
+    sizes = {"KEY_DIM": key_dim, "PER_CHANNEL": g.dim() == 3}
     block_k = block_of(key_dim)
     read_strides = (*q.stride(), *k.stride(), *g_strides)
     value_strides = (*v.stride(), *ssm_state.stride(), *y.stride())
@@ -52,6 +51,8 @@ def gated_delta_rule(
             *(q, k, g, beta, v, ssm_state, y, pages),
             *(*read_strides, *beta.stride(), *value_strides),
             **sizes,
+            REPEATS=repeats,
+            VALUE_DIM=value_dim,
             BLOCK_K=block_k,
             BLOCK_V=_VALUES,
         )
@@ -59,52 +60,73 @@ def gated_delta_rule(
         return y
     # As layers give them. In bfloat16, at a model's sizes, an H200 accessed memory out of bounds.
     q, k = q.float(), k.float()
-    read_strides = (*q.stride(), *k.stride(), *g_strides)
     # What needs no state comes first, for chunks of all rows at once, those that follow too; and
     # what no state needs comes last. A row's chunks have slots from `start // CHUNK + row` on:
     # no row's end behind where those of the next begin.
     slots, channels = len(v) // CHUNK + num_rows, g.shape[2:]
-    room = partial(torch.empty, dtype=torch.float32, device=v.device)
-    of_state = room(slots, heads, CHUNK, key_dim)
-    of_values = room(slots, heads, CHUNK, value_dim)
-    to_end, whole = room(slots, heads, CHUNK, *channels), room(slots, heads, *channels)
-    seen = room(slots, heads, CHUNK, CHUNK if channels else 0)
-    # Queries read states with the digits that y has; float16 has no room for large ones.
+    # Sides of products are kept in two parts of float16, see `parts_of`, and what queries read with
+    # the digits that y has; float16 has no room for large ones.
+    in_full = v.dtype == torch.float32
+    parts, side, sides = (
+        (1, torch.float32, tl.float64) if in_full else (2, torch.float16, tl.float16)
+    )
     kept = torch.bfloat16 if v.dtype == torch.bfloat16 else torch.float32
-    states = room(slots, heads, key_dim, value_dim, dtype=kept)
+    block_v = min(_VALUES, block_of(value_dim), max(16, _STATES // block_k))
+    wide_v = min(_ANSWERS, block_of(value_dim))
+    value_room = triton.cdiv(value_dim, wide_v) * wide_v
+    key_heads = heads if channels else k.shape[1]
+    room = partial(torch.empty, dtype=kept, device=v.device)
+    keys = partial(room, slots, key_heads, parts, CHUNK, block_k, dtype=side)
+    readers = keys()
+    writers = keys() if channels else readers
+    exact = torch.float64 if in_full else side
+    solved = room(slots, heads, parts, CHUNK, CHUNK, dtype=exact)
+    deltas = room(slots, heads, 2 if kept == torch.bfloat16 else 1, CHUNK, value_room)
+    states = room(slots, heads, block_k, value_room)
+    room = partial(room, slots, heads, dtype=torch.float32)
+    decays = (None, None, room(block_k)) if channels else (room(CHUNK), room(CHUNK), room())
+    seen = room(CHUNK, CHUNK) if channels else None
     longest = triton.cdiv(int(batch.query_lens[n:].max()), CHUNK)
-    solve_chunks[(longest, heads, num_rows - n)](
-        *(q, k, v, g, beta, of_state, of_values, to_end, whole, seen, batch.cu_seqlens_q),
-        *(*read_strides, *beta.stride(), *v.stride()),
+    solve_chunks[(longest, k.shape[1], num_rows - n)](
+        *(q, k, g, beta, readers, writers, solved, *decays, seen, batch.cu_seqlens_q),
+        *(*q.stride(), *k.stride(), *g_strides, *beta.stride()),
         n,
         **sizes,
-        BLOCK_K=16 if channels else _SOLVED,
-        BLOCK_D=_CHANNELS if channels else _SOLVED,
+        REPEATS=repeats,
+        KEY_ROOM=block_k,
+        SIDES=sides,
+        BLOCK_K=16 if channels else min(_SOLVED, block_k),
         HALF=CHUNK // 2,
-        num_warps=4,
+        num_warps=_SOLVERS,
     )
-    block_v = min(_VALUES, block_of(value_dim), max(16, _STATES // block_k))
     for first, count, _ in prefill_turns(batch):
-        run_chunks[(triton.cdiv(value_dim, block_v), heads, count)](
-            *(k, of_state, of_values, to_end, whole, states, ssm_state),
+        run_chunks[(value_room // block_v, heads, count)](
+            *(v, readers, writers, solved, *decays, deltas, states, ssm_state),
             *(pages, initial_pages, batch.has_initial_state, batch.cu_seqlens_q),
-            *(*k.stride(), *ssm_state.stride()),
+            *(*v.stride(), *ssm_state.stride()),
             first,
             **sizes,
-            HALF_K=max(16, block_k // 2),
+            SIDES=sides,
+            SHARED=heads // key_heads,
+            VALUE_DIM=value_dim,
+            VALUE_ROOM=value_room,
+            BLOCK_K=block_k,
             BLOCK_V=block_v,
             BLOCK_T=CHUNK,
-            num_warps=4,
-            num_stages=2 if block_k <= 128 else 1,
+            num_warps=_RUNNERS,
+            num_stages=1 if block_k > 128 else 2 if channels else _AHEAD,
         )
-    block_v = min(_ANSWERS, block_of(value_dim))
-    answer_chunks[(longest * triton.cdiv(value_dim, block_v), heads, num_rows - n)](
-        *(q, k, g, of_values, states, seen, y, batch.cu_seqlens_q),
-        *(*read_strides, *y.stride()),
+    answer_chunks[(longest * (value_room // wide_v), heads, num_rows - n)](
+        *(q, k, g, deltas, states, seen, y, batch.cu_seqlens_q),
+        *(*q.stride(), *k.stride(), *g_strides, *y.stride()),
         n,
         **sizes,
+        REPEATS=repeats,
+        KEY_ROOM=block_k,
+        VALUE_DIM=value_dim,
+        VALUE_ROOM=value_room,
         BLOCK_K=min(_CHANNELS, block_k),
-        BLOCK_V=block_v,
+        BLOCK_V=wide_v,
         BLOCK_T=CHUNK,
         num_warps=4,
         num_stages=2,

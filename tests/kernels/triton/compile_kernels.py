@@ -340,6 +340,8 @@ CASES: dict[str, Callable[[], None]] = {
     "delta rule": lambda: _delta(BF16, 128),
     "delta rule, a decay a channel": lambda: _delta(BF16, 128, 128),
     "delta rule, as a model has it": lambda: _delta(BF16, 128, keys=torch.float32),
+    "delta rule, float16": lambda: _delta(torch.float16, 128),
+    "delta rule, narrow float32": lambda: _delta(torch.float32, 128),
     "delta rule, float32": lambda: _delta(torch.float32, 256, 256),
     "experts, few": lambda: _experts(4),
     "experts, many": lambda: _experts(1000),

@@ -192,6 +192,23 @@ def test_delta_rule_of_rows_of_about_a_chunk(place: Place, per_channel: bool) ->
     delta._check(lengths, place[1], (place[0], "triton"), sizes)
 
 
+@pytest.mark.parametrize("per_channel", [False, True], ids=["per head", "per channel"])
+def test_delta_rule_of_larger_numbers_leaves_the_same_bits(place: Place, per_channel: bool) -> None:
+    """Products may be of 16 bits, of another range than states have."""
+    device, dtype = place
+    rows = [Row(3, 70, page=0)]
+    sizes = delta.Sizes(1, 1, key_dim=8, value_dim=4, decay_per_channel=per_channel)
+    inputs = delta._inputs(rows, 70, dtype, sizes, seed=0)
+    batch = make_batch(rows, num_decodes=0, device=device)
+    states: list[Tensor] = []
+    for scale in (1.0, 2.0**8 if dtype == torch.float16 else 2.0**60):
+        scaled = [*inputs[:2], inputs[2] * scale, *inputs[3:5], inputs[5] * scale]
+        on_device = [part.to(device, copy=True) for part in scaled]
+        delta._run(on_device, batch, "triton")
+        states.append(on_device[-1][0] / scale)
+    assert torch.equal(*states)
+
+
 @bounded(4)
 @given(lengths=ragged(longest=20, most_rows=2), width=st.integers(1, 7), seed=st.integers(0, 2**16))
 def test_ragged_batches(place: Place, lengths: Ragged, width: int, seed: int) -> None:
