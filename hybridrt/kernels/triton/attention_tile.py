@@ -73,6 +73,7 @@ def attend_tile(
     SCALES: tl.constexpr,  # 0: none, 1: one a head, 2: one a token and head
     HAS_SINKS: tl.constexpr,
     HAS_CAP: tl.constexpr,
+    SCALE_LATE: tl.constexpr,  # within the softmax, which is less to compute
     IN_SPLITS: tl.constexpr,
     SPLIT_LOOP: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -174,6 +175,7 @@ def attend_tile(
             DIM_V,
             SCALES,
             HAS_CAP,
+            SCALE_LATE,
             BLOCK_K,
             BLOCK_MORE,
             BLOCK_V,
@@ -242,6 +244,7 @@ def _attend(
     DIM_V: tl.constexpr,
     SCALES: tl.constexpr,
     HAS_CAP: tl.constexpr,
+    SCALE_LATE: tl.constexpr,  # within the softmax, which is less to compute
     BLOCK_K: tl.constexpr,
     BLOCK_MORE: tl.constexpr,
     BLOCK_V: tl.constexpr,
@@ -271,7 +274,8 @@ def _attend(
             keys = _load(of_k, fits, live[None, :], DIM_MORE == BLOCK_MORE, MASKED)
             keys = keys.to(queried.dtype)
             scores = tl.dot(queried_more, keys, scores, input_precision=FLOAT32_DOT)
-        scores *= scale
+        if not SCALE_LATE:
+            scores *= scale
         v_scales = 1.0
         if SCALES == 2:
             of_ks = block * ks_block + offset * ks_token
@@ -283,11 +287,15 @@ def _attend(
         of_v = v + (block * v_block + offset * v_token)[:, None] + (in_v * v_dim)[None, :]
         fits = (in_v < DIM_V)[None, :]
         values = _load(of_v, fits, live[:, None], DIM_V == BLOCK_V, MASKED).to(queried.dtype)
-        scores *= LOG2_E
+        if not SCALE_LATE:
+            scores *= LOG2_E
         if MASKED:
             sees = (seen[None, :] <= position[:, None]) & (seen[None, :] >= oldest[:, None])
             scores = tl.where(sees & live[None, :], scores, float("-inf"))
-        largest, total, acc = add_tile(scores, values, v_scales, largest, total, acc, MASKED)
+        factor = scale * LOG2_E if SCALE_LATE else 1.0
+        largest, total, acc = add_tile(
+            scores, values, v_scales, largest, total, acc, MASKED, factor
+        )
     return largest, total, acc
 
 

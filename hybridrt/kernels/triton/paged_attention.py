@@ -187,6 +187,7 @@ def _launch(
         SCALES=scales,
         HAS_SINKS=softmax.sinks is not None,
         HAS_CAP=softmax.softcap is not None,
+        SCALE_LATE=scales != 2 and softmax.softcap is None and softmax.scale > 0,
         IN_SPLITS=splits > 1,
         SPLIT_LOOP=most_queries > 1 and window == 0,
         BLOCK_K=blocks[0],
