@@ -107,8 +107,8 @@ def attend_tile(
     if DIM_MORE:
         in_more = tl.arange(0, BLOCK_MORE).to(tl.int64)
         there = in_row[:, None] & (in_more < DIM_MORE)[None, :]
-        of_q = q_more + (token * qm_token + head * qm_head)[:, None]
-        queried_more = tl.load(of_q + (in_more * qm_dim)[None, :], mask=there, other=0.0)
+        of_q = q_more + (token * qm_token + head * qm_head)[:, None] + (in_more * qm_dim)[None, :]
+        queried_more = tl.load(of_q, mask=there, other=0.0)
         k_more += kv_head * km_head
     if SCALES == 1:
         scale *= tl.load(k_scale + kv_head)
@@ -146,21 +146,11 @@ def attend_tile(
             k_scale,
             v_scale,
             table,
-            k_block,
-            k_token,
-            k_dim,
-            km_block,
-            km_token,
-            km_dim,
-            v_block,
-            v_token,
-            v_dim,
-            ks_block,
-            ks_token,
-            vs_block,
-            vs_token,
-            in_k,
-            in_v,
+            (k_block, k_token, k_dim),
+            (km_block, km_token, km_dim),
+            (v_block, v_token, v_dim),
+            (ks_block, ks_token),
+            (vs_block, vs_token),
             scale,
             cap,
             begin,
@@ -215,21 +205,11 @@ def _attend(
     k_scale,  # and scales
     v_scale,
     table,  # [blocks], or None
-    k_block,
-    k_token,
-    k_dim,
-    km_block,
-    km_token,
-    km_dim,
-    v_block,
-    v_token,
-    v_dim,
-    ks_block,
-    ks_token,
-    vs_block,
-    vs_token,
-    in_k,  # [BLOCK_K]
-    in_v,  # [BLOCK_V]
+    k_strides,  # of a block, a token and a channel
+    km_strides,
+    v_strides,
+    ks_strides,
+    vs_strides,
     scale,
     cap,
     begin,  # the token with which the table begins
@@ -259,34 +239,29 @@ def _attend(
         if table is None:
             block, offset = (place * 0).to(tl.int64), place.to(tl.int64)
         else:
+            # Unsigned, as a signed number is divided in many more steps.
+            place = place.to(tl.uint32)
             block = tl.load(table + place // BLOCK_SIZE, mask=live, other=0)
             block, offset = block.to(tl.int64), (place % BLOCK_SIZE).to(tl.int64)
-        # Pointers are put together here: as many as numbers of a tile take all registers else.
-        of_k = k + (block * k_block + offset * k_token)[None, :] + (in_k * k_dim)[:, None]
-        fits = (in_k < DIM_K)[:, None]
-        keys = _load(of_k, fits, live[None, :], DIM_K == BLOCK_K, MASKED).to(queried.dtype)
+        keys = _load(k, k_strides, block, offset, live, DIM_K, BLOCK_K, MASKED)
+        keys = tl.trans(keys.to(queried.dtype))
         scores = tl.dot(queried, keys, input_precision=FLOAT32_DOT)
         if DIM_MORE:
-            in_more = tl.arange(0, BLOCK_MORE).to(tl.int64)
-            of_k = k_more + (block * km_block + offset * km_token)[None, :]
-            of_k += (in_more * km_dim)[:, None]
-            fits = (in_more < DIM_MORE)[:, None]
-            keys = _load(of_k, fits, live[None, :], DIM_MORE == BLOCK_MORE, MASKED)
-            keys = keys.to(queried.dtype)
+            keys = _load(k_more, km_strides, block, offset, live, DIM_MORE, BLOCK_MORE, MASKED)
+            keys = tl.trans(keys.to(queried.dtype))
             scores = tl.dot(queried_more, keys, scores, input_precision=FLOAT32_DOT)
         if not SCALE_LATE:
             scores *= scale
         v_scales = 1.0
         if SCALES == 2:
-            of_ks = block * ks_block + offset * ks_token
-            of_vs = block * vs_block + offset * vs_token
+            of_ks = block * ks_strides[0] + offset * ks_strides[1]
+            of_vs = block * vs_strides[0] + offset * vs_strides[1]
             scores *= tl.load(k_scale + of_ks, mask=live, other=0.0)[None, :]
             v_scales = tl.load(v_scale + of_vs, mask=live, other=0.0)[None, :]
         if HAS_CAP:
             scores = soft_capped(scores, cap)
-        of_v = v + (block * v_block + offset * v_token)[:, None] + (in_v * v_dim)[None, :]
-        fits = (in_v < DIM_V)[None, :]
-        values = _load(of_v, fits, live[:, None], DIM_V == BLOCK_V, MASKED).to(queried.dtype)
+        values = _load(v, v_strides, block, offset, live, DIM_V, BLOCK_V, MASKED)
+        values = values.to(queried.dtype)
         if not SCALE_LATE:
             scores *= LOG2_E
         if MASKED:
@@ -301,11 +276,25 @@ def _attend(
 
 @jit
 @no_type_check
-def _load(at, fits, live, ALL_FIT: tl.constexpr, MASKED: tl.constexpr):
-    """What fits a block, of tokens that are there; without a mask where all of it is."""
+def _load(
+    at,
+    strides,  # of a block, a token and a channel
+    block,  # [tokens]
+    offset,  # [tokens]
+    live,  # [tokens]
+    DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """A tile of keys or values, `[tokens, BLOCK]`; without a mask where all of it is there."""
+    channel = tl.arange(0, BLOCK)
+    fits = (channel < DIM)[None, :]
+    # Pointers are put together here: as many as numbers of a tile take all registers else.
+    at += (block * strides[0] + offset * strides[1])[:, None]
+    at += (channel.to(tl.int64) * strides[2])[None, :]
     if MASKED:
-        return tl.load(at, mask=fits & live, other=0.0)
-    elif ALL_FIT:
+        return tl.load(at, mask=fits & live[:, None], other=0.0)
+    elif DIM == BLOCK:
         return tl.load(at)
     else:
         return tl.load(at, mask=fits, other=0.0)

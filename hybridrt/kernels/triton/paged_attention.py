@@ -215,4 +215,4 @@ def _tile(most_queries: int, group: int, channels: int, itemsize: int) -> tuple[
         return 32, 32, 8, 1
     if itemsize > 2:  # products of float32 take three parts of each side
         return 64, 32, 8, 2
-    return 256 if widest <= 256 else 128, 64, 8, 2
+    return 128, 128 if widest <= 256 else 64, 8, 2
