@@ -98,17 +98,12 @@ def test_prefills_take_keys_in_two_parts_where_tiles_are_less_empty(
         pages._check(MIXED, place[1], (place[0], "triton"), replace(sizes, layout=layout))
 
 
-def test_without_a_scale_all_tokens_weigh_the_same(place: Place) -> None:
-    from hybridrt.kernels.triton.paged_attention import paged_attention
-
-    rows, blocks = draw_tables(MIXED, 4, 1, torch.Generator().manual_seed(0))
-    batch = make_batch(rows, num_decodes=2, block_size=4)
-    kv, q = _drawn(place, blocks, 2, 4, 8), _drawn(place, MIXED.num_tokens, 4, 8)
-    expected = reference(q, kv, kv, batch.token_pages(TOKENS), batch, 0.0)
-    batch = make_batch(rows, num_decodes=2, block_size=4, device=place[0])
-    q, kv = q.to(*place), kv.to(*place)
-    out = paged_attention(q, kv, kv, batch.token_pages(TOKENS), batch, 0.0)
-    _assert_near(out, expected)
+@pytest.mark.parametrize("scale", [-0.2, 0.0])
+def test_a_scale_need_not_be_above_zero(
+    place: Place, scale: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "SCALE", scale)
+    pages._check(MIXED, place[1], (place[0], "triton"))
 
 
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
