@@ -147,6 +147,8 @@ def _launch(
     dims = k.shape[-1], 0 if k_more is None else k_more.shape[-1], dim_v
     blocks = [block_of(dim, least) if dim else 0 for dim in dims]
     block_m, block_n, warps, stages = _tile(most_queries, group, max(blocks), q.itemsize)
+    if table is None:
+        stages = min(stages, 2)  # the third is for the page table, which is read before the rest
     grid = (kv_heads * splits, rows[1] - rows[0], triton.cdiv(most_queries * group, block_m))
     scales = 0 if k_scale is None else 1 if k_scale.dim() == 1 else 2
     attend_tile[grid](
@@ -215,4 +217,4 @@ def _tile(most_queries: int, group: int, channels: int, itemsize: int) -> tuple[
         return 32, 32, 8, 1
     if itemsize > 2:  # products of float32 take three parts of each side
         return 64, 32, 8, 2
-    return 128, 128 if widest <= 256 else 64, 8, 2
+    return 128, 128 if widest <= 256 else 64, 8, 3
