@@ -146,7 +146,7 @@ def _launch(
     group, least = q.shape[1] // kv_heads, 16 if most_queries == 1 else _LEAST_CHANNELS
     dims = k.shape[-1], 0 if k_more is None else k_more.shape[-1], dim_v
     blocks = [block_of(dim, least) if dim else 0 for dim in dims]
-    block_m, block_n, warps, stages = _tile(most_queries, group, max(blocks), q.itemsize)
+    block_m, block_n, warps, stages = _tile(most_queries, group, blocks, q.itemsize)
     if table is None:
         stages = min(stages, 2)  # the third is for the page table, which is read before the rest
     grid = (kv_heads * splits, rows[1] - rows[0], triton.cdiv(most_queries * group, block_m))
@@ -202,19 +202,21 @@ def _launch(
     )
 
 
-def _tile(most_queries: int, group: int, channels: int, itemsize: int) -> tuple[int, int, int, int]:
+def _tile(
+    most_queries: int, group: int, blocks: list[int], itemsize: int
+) -> tuple[int, int, int, int]:
     """Queries and tokens of a tile, its warps, and how many tiles are on their way at once.
 
     A row of a tile is a query head of the group at a token, so that the heads of a group read a
     key once. A decode tile is narrow, as it is bound by memory; a prefill tile is as large as
     registers and 227 KiB of shared memory allow (tests/kernels/triton/compile_kernels.py).
     """
-    widest = channels * itemsize  # bytes of a value, or of a part of a key
+    widest = max(blocks) * itemsize  # bytes of a value, or of a part of a key
     if most_queries == 1:
         is_wide = widest > 512
         return min(block_of(group), 64), 32 if is_wide else 64, 4, 2 if is_wide else 3
-    if widest > 512:
+    if widest > 512 or sum(blocks) > 576:
         return 32, 32, 8, 1
     if itemsize > 2:  # products of float32 take three parts of each side
         return 64, 32, 8, 2
-    return 128, 128 if widest <= 256 else 64, 8, 3
+    return 128, 128 if widest <= 256 and sum(blocks) <= 320 else 64, 8, 3
