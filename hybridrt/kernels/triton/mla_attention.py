@@ -4,6 +4,7 @@ import torch
 import triton
 from jaxtyping import Float, Float32, Shaped
 from torch import Tensor
+from torch.nn.functional import linear
 
 from hybridrt.batch import Prefill, Rows, TokenPages
 from hybridrt.kernels.reference.gather import Reach, blocks_for, gather_row
@@ -17,7 +18,7 @@ from hybridrt.kernels.triton.latent_tile import attend_latents
 from hybridrt.kernels.triton.launch import block_of, row_strides
 from hybridrt.kernels.triton.mla_project import absorb, expand_values
 from hybridrt.kernels.triton.mla_values import MOST_TOKENS, join_and_expand
-from hybridrt.kernels.triton.paged_attention import paged_attention
+from hybridrt.kernels.triton.paged_attention import Parts, attend_row
 
 _STAGES = 3  # of the pipeline of loads: two tiles of latents are in memory at once
 _LATENTS = 32  # of a tile
@@ -53,8 +54,8 @@ def mla_attention(
         tokens = slice(row.start, stop)
         first = reach.first_visible(row.context)
         if expanding_is_cheaper(row, w_uk, w_uv, q_pe.shape[-1], first):
-            q = torch.cat([q_nope[tokens], q_pe[tokens]], dim=-1)
-            out[tokens] = _expanded(q, latents, w_uk, w_uv, pages, batch, row, scale, reach)
+            k, v = _keys_and_values(latents, w_uk, w_uv, pages, row, q_nope.dtype, first)
+            attend_row((q_nope, q_pe), k, v, batch, row.row, scale, reach, out)
         else:
             q = (absorb(q_nope[tokens], w_uk), q_pe[tokens])
             found, count = torch.empty_like(q[0]), row.stop - row.start
@@ -97,49 +98,41 @@ def _decode(
     expand_values(found, w_uv, out)
 
 
-def _expanded(
-    q: Float[Tensor, "queries heads head_dim"],
+def _keys_and_values(
     latents: Latents,
     w_uk: Float[Tensor, "heads nope_dim rank"],
     w_uv: Float[Tensor, "heads v_dim rank"],
     pages: TokenPages,
-    batch: Rows,
     row: Prefill,
-    scale: float,
-    reach: Reach,
-) -> Float[Tensor, "queries heads v_dim"]:
-    """One row's queries on its keys and values, which are made for it.
-
-    They are a cache of blocks of one token. Positions count from the first token that the row
-    sees: windows and chunks lie as they did.
-    """
-    first = reach.first_visible(row.context)
-    block_size, seq_len = latents.c_kv.shape[1], row.context + len(q)
+    dtype: torch.dtype,
+    first: int,
+) -> tuple[Parts, Float[Tensor, "1 heads seen v_dim"]]:
+    """What one row's latents stand for, from the token `first` on. A key has two parts."""
+    block_size, seq_len = latents.c_kv.shape[1], row.context + row.stop - row.start
     begin = first // block_size * block_size
     blocks = pages.page_table[row.row, : blocks_for(seq_len - begin, block_size)]
     places = slice(first - begin, seq_len - begin)
-    c_kv, k_pe = latents.read(lambda part: gather_row(part, blocks, places), q.dtype)
-    k = torch.matmul(c_kv, w_uk.transpose(1, 2))
-    k = torch.cat([k, k_pe.expand(len(w_uk), -1, -1)], dim=-1).transpose(0, 1)[:, :, None]
-    v = torch.matmul(c_kv, w_uv.transpose(1, 2)).transpose(0, 1)[:, :, None]
-    table = torch.arange(len(k), dtype=torch.int32, device=q.device)[None]
-    alone = _alone(batch, row, first)
-    expanded = TokenPages(table, pages.slots[row.start : row.stop])
-    return paged_attention(q, k, v, expanded, alone, scale, reach.window, reach.chunked)
+    c_kv, k_pe = latents.read(lambda part: gather_row(part, blocks, places), dtype)
+    k, v = _of_heads(c_kv[0], w_uk, w_uv)
+    return (k[None], k_pe.expand(len(w_uk), -1, -1)[None]), v[None]
 
 
-def _alone(batch: Rows, row: Prefill, first: int) -> Rows:
-    """A row by itself, its positions counted from the token `first`."""
-    this, device = slice(row.row, row.row + 1), batch.seq_lens.device
-    return Rows(
-        batch.seq_lens[this] - first,
-        batch.cu_seqlens_q[row.row : row.row + 2] - row.start,
-        torch.ones(1, dtype=torch.bool, device=device),
-        batch.query_lens[this],
-        batch.context_lens[this] - first,
-        torch.zeros(1, dtype=torch.bool),
-        num_decodes=0,
-    )
+def _of_heads(
+    c_kv: Float[Tensor, "seen rank"],
+    w_uk: Float[Tensor, "heads nope_dim rank"],
+    w_uv: Float[Tensor, "heads v_dim rank"],
+) -> tuple[Float[Tensor, "heads seen nope_dim"], Float[Tensor, "heads seen v_dim"]]:
+    """By one product, where the weights are parts of one, as a layer's are."""
+    heads, nope_dim, rank = w_uk.shape
+    dims = [nope_dim, w_uv.shape[1]]
+    distance = w_uv.data_ptr() - w_uk.data_ptr()
+    are_one = w_uk.stride() == w_uv.stride() == (sum(dims) * rank, rank, 1)
+    if are_one and distance == nope_dim * rank * w_uk.itemsize:
+        weight = w_uk.as_strided((heads * sum(dims), rank), (rank, 1))
+        both = linear(c_kv, weight).unflatten(1, (heads, -1)).transpose(0, 1)
+        k, v = both.split(dims, dim=-1)
+        return k, v
+    return torch.matmul(c_kv, w_uk.transpose(1, 2)), torch.matmul(c_kv, w_uv.transpose(1, 2))
 
 
 def _launch(

@@ -31,17 +31,18 @@ def part_of_split(first, stop, split, splits, BLOCK_N: tl.constexpr):
 
 @jit
 @no_type_check
-def add_tile(scores, v, v_scale, largest, total, acc, MASKED: tl.constexpr):
+def add_tile(scores, v, v_scale, largest, total, acc, MASKED: tl.constexpr, factor=1.0):
     """Takes a tile of tokens into a running softmax: logits to base 2, and their values.
 
-    MASKED: where a query doesn't see a token its logit is -inf.
+    A logit is a score times `factor`, which is above 0. MASKED: where a query doesn't see a token
+    its score is -inf.
     """
-    new_largest = tl.maximum(largest, tl.max(scores, 1))
+    new_largest = tl.maximum(largest, tl.max(scores, 1) * factor)
     base = new_largest
     if MASKED:
         # A query that has seen nothing yet: -inf less -inf would be NaN.
         base = tl.where(new_largest == float("-inf"), 0.0, new_largest)
-    weights = tl.exp2(scores - base[:, None])
+    weights = tl.exp2(scores * factor - base[:, None])
     shrink = tl.exp2(largest - base)
     total = total * shrink + tl.sum(weights, 1)
     weights = (weights * v_scale).to(v.dtype)

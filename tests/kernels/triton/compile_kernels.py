@@ -133,15 +133,21 @@ def _attention(dim: int, dtype: torch.dtype, stored: torch.dtype | None = None, 
     paged_attention(q, k, v, tokens(batch, 100), batch, 0.1, **how)
 
 
-def _mla(dtype: torch.dtype, quantised: bool = False, queries: int = 16, heads: int = 128) -> None:
+def _mla(
+    dtype: torch.dtype,
+    quantised: bool = False,
+    queries: int = 16,
+    heads: int = 128,
+    dims: tuple[int, int, int] = (128, 64, 128),
+) -> None:
     batch, *_ = rows(2, queries)
     c_kv = of(9, 16, 512, dtype=torch.float8_e4m3fn if quantised else dtype)
     scale = of(9, 16, 4, dtype=torch.float32) if quantised else None
-    count = 2 + queries
-    given = (of(count, heads, 128, dtype=dtype), of(count, heads, 64, dtype=dtype))
-    weights = (of(heads, 128, 512, dtype=dtype), of(heads, 128, 512, dtype=dtype))
+    nope, rope, v = dims
+    given = [of(2 + queries, heads, dim, dtype=dtype) for dim in (nope, rope)]
+    weights = [of(heads, dim, 512, dtype=dtype) for dim in (nope, v)]
     pages = (tokens(batch, 100), batch)
-    mla_attention(*given, c_kv, of(9, 16, 64, dtype=dtype), *weights, *pages, 0.1, scale)
+    mla_attention(*given, c_kv, of(9, 16, rope, dtype=dtype), *weights, *pages, 0.1, scale)
 
 
 def _mla_projections() -> None:
@@ -323,9 +329,15 @@ CASES: dict[str, Callable[[], None]] = {
     "attention, float32": lambda: _attention(256, torch.float32),
     "attention, narrow float32": lambda: _attention(64, torch.float32),
     "attention, 512 channels": lambda: _attention(512, BF16),
+    "attention, 192 channels": lambda: _attention(192, BF16),
+    "attention, 192 float32 channels": lambda: _attention(192, torch.float32),
+    "attention, 80 channels": lambda: _attention(80, BF16),
     "latents": lambda: _mla(BF16),
     "latents, few heads": lambda: _mla(BF16, heads=16),
     "latents, expanded": lambda: _mla(BF16, queries=2000),
+    "latents, expanded to 256 channels": lambda: _mla(BF16, queries=9000, dims=(192, 64, 256)),
+    "latents, expanded to parts of 128": lambda: _mla(BF16, queries=9000, dims=(128, 128, 128)),
+    "latents, expanded in float32": lambda: _mla(torch.float32, queries=2000),
     "latents, fp8": lambda: _mla(BF16, quantised=True),
     "latents, fp8, few heads": lambda: _mla(BF16, quantised=True, heads=16),
     "latents, float32": lambda: _mla(torch.float32),

@@ -84,6 +84,28 @@ def test_ragged_batches(
     pages._check(lengths, place[1], (place[0], "triton"), sizes, seed)
 
 
+@pytest.mark.parametrize(
+    ("channels", "first"), [(24, 24), (40, 40), (64, 64), (72, 64), (80, 64), (96, 64), (100, 100)]
+)
+def test_prefills_take_keys_in_two_parts_where_tiles_are_less_empty(
+    place: Place, channels: int, first: int
+) -> None:
+    from hybridrt.kernels.triton.paged_attention import _first_part
+
+    assert _first_part(channels) == first
+    sizes = replace(pages.PLAIN, head_dim_k=channels, sinks=True)
+    for layout in ("HND", "NHD"):
+        pages._check(MIXED, place[1], (place[0], "triton"), replace(sizes, layout=layout))
+
+
+@pytest.mark.parametrize("scale", [-0.2, 0.0])
+def test_a_scale_need_not_be_above_zero(
+    place: Place, scale: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "SCALE", scale)
+    pages._check(MIXED, place[1], (place[0], "triton"))
+
+
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 def test_extreme_batches(place: Place, lengths: Ragged) -> None:
     pages._check(lengths, place[1], (place[0], "triton"))
@@ -209,6 +231,26 @@ def test_ragged_batches_of_latents(
 ) -> None:
     cut(splits)
     latents._check(lengths, place[1], (place[0], "triton"), sizes, seed)
+
+
+@pytest.mark.parametrize("dtype_of_rotary", [torch.float32, torch.float16])
+def test_weights_that_are_parts_of_one(place: Place, form: bool, dtype_of_rotary: Any) -> None:
+    """As a layer's are. Queries are views too, and rotary keys have a dtype of their own."""
+    from hybridrt.kernels.triton.mla_attention import mla_attention
+
+    rows, blocks = draw_tables(MIXED, 4, 2, torch.Generator().manual_seed(0))
+    q, latents = _drawn(place, MIXED.num_tokens, 3, 20), _drawn(place, blocks, 4, 32)
+    weight = _drawn(place, 3, 12 + 10, 24) / 24**0.5
+
+    def run(kernel: Any, device: str, dtype: torch.dtype) -> Tensor:
+        batch = make_batch(rows, num_decodes=2, block_size=4, device=device)
+        queries, weights = q.to(device, dtype).split([12, 8], -1), weight.to(device, dtype)
+        c_kv, k_pe = latents.to(device, dtype).split([24, 8], -1)
+        cached = (c_kv, k_pe.to(dtype_of_rotary), *weights.split([12, 10], 1))
+        return kernel(*queries, *cached, batch.token_pages(TOKENS), batch, 0.25)
+
+    expected = run(reference_of_latents, "cpu", torch.float32)
+    _assert_near(run(mla_attention, *place), expected)
 
 
 def test_more_latents_than_a_tile_and_more_heads(place: Place, form: bool) -> None:
