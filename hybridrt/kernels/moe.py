@@ -20,7 +20,7 @@ InBlocks = BlockedMatrices | QuantisedMatrices
 UNSORTED_TOKENS = 64
 """On a GPU, up to as many are found by their experts; more are sorted by expert first."""
 
-CROWDED = 256
+CROWDED = 1024
 """Assignments an expert, from which on torch's grouped product is worth its copies."""
 
 

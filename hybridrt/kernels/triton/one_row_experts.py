@@ -124,9 +124,9 @@ def _to_inner(
             ups += up.to(tl.float32) * value
     gate, up = tl.sum(gates, 1), tl.sum(ups, 1)
     if bias is not None:
-        at = bias + expert * b_expert
-        gate += tl.load(at + gate_row * b_row, mask=fits, other=0.0).to(tl.float32)
-        up += tl.load(at + up_row * b_row, mask=fits, other=0.0).to(tl.float32)
+        of_bias = bias + expert * b_expert
+        gate += tl.load(of_bias + gate_row * b_row, mask=fits, other=0.0).to(tl.float32)
+        up += tl.load(of_bias + up_row * b_row, mask=fits, other=0.0).to(tl.float32)
     if GATING == "relu2":
         result = tl.maximum(gate, 0.0) * tl.maximum(gate, 0.0)
     else:
@@ -174,7 +174,7 @@ def _from_inner(
             value = tl.load(values + choice * inner + i, mask=i < inner, other=0.0)
             total += part.to(tl.float32) * (weight * value.to(tl.float32))[None, :]
         if bias is not None:
-            at = bias + expert * b_expert + row * b_row
-            result += weight * tl.load(at, mask=fits, other=0.0).to(tl.float32)
+            of_bias = bias + expert * b_expert + row * b_row
+            result += weight * tl.load(of_bias, mask=fits, other=0.0).to(tl.float32)
     result += tl.sum(total, 1)
     tl.store(out + row, result.to(out.dtype.element_ty), mask=fits)

@@ -219,4 +219,6 @@ def _tile(
         return 32, 32, 8, 1
     if itemsize > 2:  # products of float32 take three parts of each side
         return 64, 32, 8, 2
+    if widest <= 256 and sum(blocks) <= 256:
+        return 256, 64, 8, 3
     return 128, 128 if widest <= 256 and sum(blocks) <= 320 else 64, 8, 3

@@ -12,7 +12,7 @@ from hybridrt.kernels.reference.moe import FEW_TOKENS
 from hybridrt.kernels.triton.launch import block_of, kernel, row_strides, wait_for_earlier
 
 COLUMNS = (256, 64)  # that a program sums, and a warp, of few tokens: all are on their way at once
-COLUMNS_OF_MANY = (1024, 256)  # the same, of many tokens
+COLUMNS_OF_MANY = (1024, 128)  # the same, of many tokens
 
 
 def weighted_sum(

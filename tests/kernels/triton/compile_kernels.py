@@ -360,6 +360,8 @@ CASES: dict[str, Callable[[], None]] = {
     "experts, clamped": lambda: _experts(4, *BIASES, "clamped", 1.7, 7.0),
     "experts, gelu": lambda: _experts(4, None, None, "gelu"),
     "experts, one token": lambda: _few_experts(1, 64, 6, 1408),
+    "experts, one token, biased": lambda: _experts(1, *BIASES, "clamped", 1.7, 7.0),
+    "experts, one token, relu2": lambda: _experts(1, None, None, "relu2"),
     "experts, 512": lambda: _few_experts(64, 512, 10, 512),
     "experts, eight": lambda: _few_experts(64, 8, 2, 4096),
     "experts, crowded": lambda: _few_experts(64, 8, 4, 4096),
