@@ -103,11 +103,16 @@ class BatchBuilder:
             self._has_tokens = True
         return batch
 
-    def take_ahead(self, tokens: list[int]) -> ForwardBatch | None:
-        """The batch that was moved ahead, with these tokens; None: none was."""
+    def take_ahead(self, tokens: list[int] | None) -> ForwardBatch | None:
+        """The batch that was moved ahead, with these tokens; None: none was.
+
+        Without tokens it is to have them already.
+        """
         if not self._is_ahead or self._last is None:
             return None
         if not self._has_tokens:
+            if tokens is None:
+                return None
             self._write_tokens(self._last, tokens)
             self._has_tokens = True
         return self._last

@@ -52,8 +52,8 @@ class _Launched(NamedTuple):
     results: Results[list[RowResult]]
 
 
-BeginNext = Callable[[list[Row], list[RowResult]], None]
-"""Is given a launched step and its results, before they are committed."""
+Wait = Callable[[list[Row], Results[list[RowResult]]], list[RowResult]]
+"""Waits for what a launched step gives."""
 
 
 class Engine:
@@ -238,7 +238,7 @@ class Engine:
 
     def _advance(self) -> list[RequestOutput]:
         if self._launched is not None:
-            names = self._finish_launched(self._begin_next)
+            names = self._finish_launched(self._wait_and_begin)
             self._launch_ahead()
             return self._outputs(names)
         rows = self._schedule()
@@ -265,6 +265,7 @@ class Engine:
         try:
             results = run()
         except BaseException:
+            self._runner.forget_begun()
             self._scheduler.preempt_all(rows)
             raise
         try:
@@ -298,16 +299,21 @@ class Engine:
             return False
         return not self._scheduler.num_waiting and self._scheduler.recorder is None
 
-    def _begin_next(self, rows: list[Row], results: Rows[RowResult]) -> None:
-        """Lets the device go on while these results are committed, if they change nothing for it.
+    def _wait_and_begin(
+        self, rows: list[Row], results: Results[list[RowResult]]
+    ) -> list[RowResult]:
+        """The results; meanwhile the device goes on, or while they are committed.
 
-        Only if it is certain: what a step does to states can't be taken back.
+        Only if it is certain which step is next: what one does to states can't be taken back.
         """
-        if not self._may_launch_ahead or self.model.rope_switch_length is not None:
-            return
-        tokens = [result.token for result in results if result.token is not None]
-        if len(tokens) == len(rows) and self._scheduler.all_go_on(rows, tokens):
+        begins = self._may_launch_ahead and self.model.rope_switch_length is None
+        if begins and self._scheduler.all_go_on(rows, None) and self._runner.begin_next(None):
+            return results()
+        found = results()
+        tokens = [result.token for result in found if result.token is not None]
+        if begins and len(tokens) == len(rows) and self._scheduler.all_go_on(rows, tokens):
             self._runner.begin_next(tokens)
+        return found
 
     def _catch_up(self) -> None:
         """Commits what was launched, so that the cache holds what is known of the sequences."""
@@ -315,18 +321,11 @@ class Engine:
             with self._interrupts.held():
                 self._unreported += self._finish_launched()
 
-    def _finish_launched(self, begin_next: BeginNext | None = None) -> list[str]:
+    def _finish_launched(self, wait: Wait | None = None) -> list[str]:
         launched, self._launched = self._launched, None
         assert launched is not None
         rows, results = launched
-
-        def run() -> list[RowResult]:
-            found = results()
-            if begin_next is not None:
-                begin_next(rows, found)
-            return found
-
-        return self._finish(rows, run)
+        return self._finish(rows, results if wait is None else lambda: wait(rows, results))
 
     def _run(self, rows: list[Row]) -> Rows[RowResult]:
         recorder = self._scheduler.recorder

@@ -40,7 +40,7 @@ class HeldRun(Sequence):
         """Keeps a copy of the logits behind so many tokens."""
         self.num_known, self.known_logits = num_tokens, logits.float().clone()
 
-    def surely_goes_on(self, token: int) -> bool:
+    def surely_goes_on(self, token: int | None) -> bool:
         """As of every sequence, but where nothing is generated."""
         return not self.computes_only and Sequence.surely_goes_on(self, token)
 

@@ -98,14 +98,17 @@ class Runner:
         return self._run_model(rows, batch)
 
     @torch.inference_mode()
-    def begin_next(self, tokens: list[int]) -> None:
+    def begin_next(self, tokens: list[int] | None) -> bool:
         """Begins with the step behind the last one, which goes on with these tokens for certain.
 
-        It must be launched next, or everything start over: its states can't be taken back.
+        None: the device has them, the host not yet. It must be launched next, or everything start
+        over: its states can't be taken back. Returns whether it has begun.
         """
         batch, decode = self.batches.take_ahead(tokens), self.static_decode
-        if batch is not None and decode is not None and decode.takes(batch):
-            self._begun = batch, decode.run(batch)
+        if batch is None or decode is None or not decode.takes(batch):
+            return False
+        self._begun = batch, decode.run(batch)
+        return True
 
     def forget_begun(self) -> None:
         """Everything starts over."""

@@ -10,6 +10,7 @@ from then on it runs alone, and grows by a page at a time as the plan counts it.
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from itertools import repeat
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -120,17 +121,17 @@ class Scheduler:
                 finished.append(sequence)
         return finished
 
-    def all_go_on(self, rows: list[Row], tokens: Iterable[int]) -> bool:
+    def all_go_on(self, rows: list[Row], tokens: Iterable[int] | None) -> bool:
         """Whether the next step is of the same sequences, on the same pages, if they draw these.
 
-        Of rows that decode; what is to be found out first, by text or by a count, counts as no.
+        None: whatever they draw. Of rows that decode; where text has to be looked at it is no.
         """
         if self.num_waiting or self._pages.unsettled or len(rows) != len(self._running):
             return False
         stays_put = self._pages.stays_put
         return all(
             sequence.surely_goes_on(token) and stays_put(sequence.sequence_id, stop)
-            for (sequence, _, stop), token in zip(rows, tokens, strict=True)
+            for (sequence, _, stop), token in zip(rows, tokens or repeat(None), strict=False)
         )
 
     def _take_token(self, sequence: Sequence, token: int) -> bool:

@@ -101,10 +101,17 @@ class Sequence:
             self.prompt_logprobs = [*other.prompt_logprobs]
         self.num_cached_tokens, self.cache_note = other.num_computed, "hit"
 
-    def surely_goes_on(self, token: int) -> bool:
-        """Whether that token isn't the last, as is seen without its text."""
-        ends = token in self._stop_tokens or len(self.token_ids) + 1 >= self._most_tokens
-        return not (ends or self.params.stop or self.siblings)
+    def surely_goes_on(self, token: int | None) -> bool:
+        """Whether that token, or None: any that may be drawn, isn't the last.
+
+        As is seen without its text.
+        """
+        num_tokens = len(self.token_ids) + 1
+        if num_tokens >= self._most_tokens or self.params.stop or self.siblings:
+            return False
+        if num_tokens <= self._least_tokens:
+            return True
+        return not self._stop_tokens if token is None else token not in self._stop_tokens
 
     def append(self, token: int) -> None:
         """Takes the next token, its text with it, and finishes if it ends the output."""

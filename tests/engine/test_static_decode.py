@@ -15,6 +15,7 @@ from hybridrt import LLM, SamplingParams
 from hybridrt.batch import ForwardBatch
 from hybridrt.cache.plan import GroupPlan
 from hybridrt.cache.spec import Window
+from hybridrt.engine.batch_builder import BatchBuilder
 from hybridrt.engine.runner import Results, RowResult
 from hybridrt.engine.scheduler import Row, Scheduler
 from hybridrt.engine.sequence import Sequence
@@ -128,6 +129,34 @@ def test_a_step_may_be_launched_before_the_last_ones_outputs_are_made(name: str)
         assert bool(begun) == (page_size == 16 and "longrope" not in name)
 
 
+@pytest.mark.parametrize(
+    "params", [{"ignore_eos": True}, {"min_tokens": 20}, {"stop_token_ids": [9]}]
+)
+def test_a_step_whose_rows_go_on_whatever_they_draw_begins_before_they_have(
+    monkeypatch: pytest.MonkeyPatch, params: dict[str, Any]
+) -> None:
+    prompts = [[1] * 3, [2] * 5, [3] * 9]
+    alone, llm = (open_llm(ALL_KINDS, page_size=16) for _ in range(2))
+    begun = begins(llm)
+    launches_ahead(llm)
+    build = BatchBuilder._build
+
+    def on_a_device(self: BatchBuilder, rows: list[Row]) -> ForwardBatch:
+        batch = build(self, rows)
+        self._input_ids = None  # as where the host can't write the tokens of a batch
+        return batch
+
+    monkeypatch.setattr(BatchBuilder, "_build", on_a_device)
+    sampling = SamplingParams(max_tokens=24, temperature=0, **params)
+    outputs = llm.generate(prompts, sampling)
+    monkeypatch.undo()
+    for prompt, output in zip(prompts, outputs, strict=True):
+        (expected,) = alone.generate([prompt], sampling)
+        assert output.outputs[0].token_ids == expected.outputs[0].token_ids
+        assert output.outputs[0].finish_reason == expected.outputs[0].finish_reason
+    assert {is_early for is_early, _ in begun[:3]} == {"stop_token_ids" not in params}
+
+
 def test_between_steps_that_are_not_in_a_row_none_is_at_work() -> None:
     llm = open_llm(ALL_KINDS, page_size=16)
     launched = launches_ahead(llm)
@@ -162,15 +191,20 @@ def launches_ahead(llm: LLM) -> list[bool]:
     return launched
 
 
-def begins(llm: LLM) -> list[ForwardBatch]:
-    """Notes the steps that begin before the last one is committed. All of them are launched."""
-    runner, begun = llm.engine._runner, list[ForwardBatch]()
+def begins(llm: LLM) -> list[tuple[bool, ForwardBatch]]:
+    """Notes the steps that begin before the last one is committed. All of them are launched.
+
+    And whether it was before its tokens were known.
+    """
+    runner, begun = llm.engine._runner, list[tuple[bool, ForwardBatch]]()
     begin, launch = runner.begin_next, runner.launch
 
-    def noted(tokens: list[int]) -> None:
-        begin(tokens)
+    def noted(tokens: list[int] | None) -> bool:
+        has_begun = begin(tokens)
+        assert has_begun == (runner._begun is not None)
         if runner._begun is not None:
-            begun.append(runner._begun[0])
+            begun.append((tokens is None, runner._begun[0]))
+        return has_begun
 
     def launched(rows: list[Row]) -> Results[list[RowResult]]:
         before = runner._begun
