@@ -1,5 +1,7 @@
 """The root-mean-square norm, and that of a sum."""
 
+from collections.abc import Sequence
+
 from jaxtyping import Float
 from torch import Tensor
 
@@ -26,6 +28,20 @@ def rms_norm(
 
         return on_gpu.rms_norm(x, weight, eps, offset)
     return reference.rms_norm(x, weight, eps, offset)
+
+
+def rms_norm_three(
+    parts: Sequence[Float[Tensor, "tokens _"]],
+    weights: Sequence[Float[Tensor, " _"]],
+    eps: float,
+) -> tuple[Float[Tensor, "tokens _"], ...]:
+    """`rms_norm` of three parts of the same tokens, each by its weight."""
+    if triton_takes(parts[0]):
+        from hybridrt.kernels.triton import rms_norm as on_gpu
+
+        return on_gpu.rms_norm_three(parts, weights, eps)
+    both = zip(parts, weights, strict=True)
+    return tuple(rms_norm(part, weight, eps) for part, weight in both)
 
 
 def add_rms_norm(

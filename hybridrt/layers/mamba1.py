@@ -10,12 +10,13 @@ from hybridrt.batch import ForwardBatch
 from hybridrt.cache.spec import INPUTS, CacheSpec, State
 from hybridrt.kernels.causal_conv1d import causal_conv1d
 from hybridrt.kernels.gated import gated_by
+from hybridrt.kernels.rms_norm import rms_norm_three
 from hybridrt.kernels.scan_inputs import scan_inputs
 from hybridrt.kernels.selective_scan import selective_scan
 from hybridrt.layers.cached import CachedLayer
 from hybridrt.layers.conv import CausalConv1d
 from hybridrt.layers.linear import Linear
-from hybridrt.layers.norm import RMSNorm
+from hybridrt.layers.norm import RMSNorm, plain_offset
 from hybridrt.values import Value
 
 
@@ -117,7 +118,12 @@ class Mamba1(CachedLayer):
         sizes = [cfg.time_step_rank, cfg.state_size, cfg.state_size]
         dt, B, C = self.x_proj(x).split(sizes, dim=-1)
         if cfg.inner_norm_eps is not None and cfg.inner_norm_weights:
-            dt, B, C = self.dt_layernorm(dt), self.b_layernorm(B), self.c_layernorm(C)
+            norms = (self.dt_layernorm, self.b_layernorm, self.c_layernorm)
+            if all(plain_offset(norm) == 0.0 for norm in norms):
+                weights = [norm.weight for norm in norms]
+                dt, B, C = rms_norm_three((dt, B, C), weights, cfg.inner_norm_eps)
+            else:
+                dt, B, C = (norm(part) for norm, part in zip(norms, (dt, B, C), strict=True))
         elif cfg.inner_norm_eps is not None:
             eps = cfg.inner_norm_eps
             dt, B, C = (F.rms_norm(part, part.shape[-1:], eps=eps) for part in (dt, B, C))

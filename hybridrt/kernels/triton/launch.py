@@ -7,6 +7,7 @@ from typing import Any, no_type_check
 import torch
 import triton
 import triton.language as tl
+from triton import knobs
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.language.target_info import cuda_capability_geq
 
@@ -19,7 +20,7 @@ FLOAT32_DOT = tl.constexpr("tf32x3")
 LOG2_E = tl.constexpr(1.4426950408889634)
 """Softmaxes are taken to base 2, as the hardware has only that."""
 
-_COMPILED = tl.constexpr(not triton.knobs.runtime.interpret)
+_COMPILED = tl.constexpr(not knobs.runtime.interpret)
 
 
 @jit

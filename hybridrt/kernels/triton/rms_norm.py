@@ -1,5 +1,6 @@
 """rms_norm and add_rms_norm in Triton: each row by one program, which reads it once."""
 
+from collections.abc import Sequence
 from typing import no_type_check
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from hybridrt.kernels.triton.launch import (
     block_of,
+    jit,
     kernel,
     row_strides,
     three_dims,
@@ -39,6 +41,33 @@ def add_rms_norm(
     out = torch.empty(x.shape, dtype=weight.dtype, device=x.device)
     _launch(x, y, weight, total, out, eps, offset)
     return total, out
+
+
+def rms_norm_three(
+    parts: Sequence[Float[Tensor, "tokens _"]],
+    weights: Sequence[Float[Tensor, " _"]],
+    eps: float,
+) -> tuple[Float[Tensor, "tokens _"], ...]:
+    """`rms_norm` of three parts of the same tokens, each by its weight."""
+    outs = tuple(
+        torch.empty(part.shape, dtype=weight.dtype, device=part.device)
+        for part, weight in zip(parts, weights, strict=True)
+    )
+    tokens, sizes = len(parts[0]), [part.shape[1] for part in parts]
+    if tokens:
+        block = block_of(max(sizes))
+        _norm_three[(tokens, 3)](
+            *parts,
+            *weights,
+            *outs,
+            *(stride for part in parts for stride in part.stride()),
+            *(weight.stride(0) for weight in weights),
+            *sizes,
+            eps,
+            BLOCK=block,
+            num_warps=min(16, max(1, block // _ELEMENTS)),
+        )
+    return outs
 
 
 def _launch(
@@ -108,7 +137,70 @@ def _norm(
         rounded = value.to(total.dtype.element_ty)
         tl.store(total + row * size + element, rounded, mask=fits)
         value = rounded.to(tl.float32)
+    out += row * size
+    _store_normed(value, weight, weight_stride, out, element, fits, size, eps, offset)
+
+
+@jit
+@no_type_check
+def _store_normed(value, weight, weight_stride, out, element, fits, size, eps, offset):
     scale = 1 / tl.sqrt(tl.sum(value * value, 0) / size + eps)
     factor = tl.load(weight + element * weight_stride, mask=fits, other=0.0).to(tl.float32) + offset
     normed = (value * scale * factor).to(out.dtype.element_ty)
-    tl.store(out + row * size + element, normed, mask=fits)
+    tl.store(out + element, normed, mask=fits)
+
+
+@kernel
+@no_type_check
+def _norm_three(
+    x,  # [tokens, size]
+    y,
+    z,
+    x_weight,  # [size]
+    y_weight,
+    z_weight,
+    x_out,  # [tokens, size] without gaps
+    y_out,
+    z_out,
+    x_token,
+    x_element,
+    y_token,
+    y_element,
+    z_token,
+    z_element,
+    x_weight_stride,
+    y_weight_stride,
+    z_weight_stride,
+    x_size,
+    y_size,
+    z_size,
+    eps,
+    BLOCK: tl.constexpr,
+):
+    wait_for_earlier()
+    token, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    if part == 0:
+        _norm_row(
+            x, x_weight, x_out, x_token, x_element, x_weight_stride, x_size, token, eps, BLOCK
+        )
+    elif part == 1:
+        _norm_row(
+            y, y_weight, y_out, y_token, y_element, y_weight_stride, y_size, token, eps, BLOCK
+        )
+    else:
+        _norm_row(
+            z, z_weight, z_out, z_token, z_element, z_weight_stride, z_size, token, eps, BLOCK
+        )
+
+
+@jit
+@no_type_check
+def _norm_row(
+    x, weight, out, x_token, x_element, weight_stride, size, token, eps, BLOCK: tl.constexpr
+):
+    element = tl.arange(0, BLOCK).to(tl.int64)
+    fits = element < size
+    at = x + token * x_token + element * x_element
+    value = tl.load(at, mask=fits, other=0.0).to(tl.float32)
+    out += token * size
+    _store_normed(value, weight, weight_stride, out, element, fits, size, eps, 0.0)

@@ -9,10 +9,18 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from hybridrt.batch import Rows
-from hybridrt.kernels.triton.launch import LOG2_E, block_of, jit, kernel, wait_for_earlier
+from hybridrt.kernels.triton.launch import (
+    LOG2_E,
+    block_of,
+    jit,
+    kernel,
+    num_processors,
+    wait_for_earlier,
+)
 from hybridrt.kernels.triton.states import if_so, pages_of, prefill_turns, tokens_of
 
 _STATES, _WARPS = 512, 4  # of a program: 4 states for each thread
+_STATES_OF_DECODES = 2048  # where that leaves work for all: more states are on their way at once
 _TOKENS_AT_ONCE = 8  # whose inputs are on their way together, while as many are computed
 
 
@@ -32,11 +40,13 @@ def selective_scan(
     y = torch.empty_like(x)
     channels, size = A.shape
     block_n = block_of(size, 1)
-    block_c = max(1, _STATES // block_n)
     inputs = (x, dt, A, B, C, D, ssm_state, y)
     strides = [stride for part in inputs for stride in part.stride()]
 
     def launch(first: int, count: int, tokens: int, is_decode: bool) -> None:
+        has_many = count * channels * block_n >= 4 * _STATES_OF_DECODES * num_processors(x.device)
+        states = _STATES_OF_DECODES if is_decode and has_many else _STATES
+        block_c = max(1, states // block_n)
         _scan[(count, triton.cdiv(channels, block_c))](
             *inputs,
             pages,

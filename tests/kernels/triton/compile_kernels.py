@@ -37,7 +37,7 @@ from hybridrt.kernels.triton.moe import moe_experts
 from hybridrt.kernels.triton.one_row import one_row_linear
 from hybridrt.kernels.triton.one_row_pair import one_row_pair
 from hybridrt.kernels.triton.paged_attention import paged_attention
-from hybridrt.kernels.triton.rms_norm import add_rms_norm, rms_norm
+from hybridrt.kernels.triton.rms_norm import add_rms_norm, rms_norm, rms_norm_three
 from hybridrt.kernels.triton.rotate import rotate, rotate_normed
 from hybridrt.kernels.triton.rotate_and_norm import rotate_and_norm
 from hybridrt.kernels.triton.route import route
@@ -246,6 +246,8 @@ def _norms() -> None:
         add_rms_norm(x, of(9, size), weight, 1e-6, 1.0)
         rms_norm(x, weight, 1e-6, 0.0)
     rms_norm(of(9, 16, 256)[..., :128], of(128), 1e-6, 0.0)
+    parts = of(9, 288).split([256, 16, 16], dim=-1)
+    rms_norm_three(parts, (of(256), of(16), of(16)), 1e-6)
 
 
 def _one_row() -> None:

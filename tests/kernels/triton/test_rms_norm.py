@@ -69,6 +69,19 @@ def test_rows_among_others(place: Place) -> None:
     assert torch.equal(apart, rms_norm(wide[..., ::2][..., :33].contiguous(), weight, 1e-5, 0.0))
 
 
+def test_three_parts_of_the_same_rows(place: Place) -> None:
+    from hybridrt.kernels.triton.rms_norm import rms_norm_three
+
+    wide = _normal(5, 130, seed=0, place=place)
+    parts = (wide[:, 3:80], wide[:, 80:96], wide[:, 97:98])
+    weights = tuple(_normal(part.shape[1], seed=i, place=place) for i, part in enumerate(parts))
+    for part, weight, out in zip(parts, weights, rms_norm_three(parts, weights, 1e-5), strict=True):
+        assert out.dtype == place[1] and out.is_contiguous()
+        assert_right(out, lambda x, w: _norm(x, w, 0.0), part, weight)
+    none = rms_norm_three([part[:0] for part in parts], weights, 1e-5)
+    assert [out.shape for out in none] == [(0, 77), (0, 16), (0, 1)]
+
+
 def test_no_rows(place: Place) -> None:
     from hybridrt.kernels.triton.rms_norm import add_rms_norm, rms_norm
 
