@@ -249,9 +249,10 @@ def dual(batch: Rows, heads: int = 128, dim: int = 64, size: int = 128, groups: 
 
 
 def delta(batch: Rows, by_channel: bool, heads: int = 32, dim: int = 128) -> Case:
-    """Gated delta net's, or Kimi's with a decay for each channel."""
+    """Gated delta net's, or Kimi's with a decay for each channel; as layers give it."""
     tokens, rows = int(batch.query_lens.sum()), batch.num_rows
-    q, k, v = (F.normalize(normal(tokens, heads, dim).float(), dim=-1).to(BF16) for _ in range(3))
+    q, k = (F.normalize(normal(tokens, heads, dim).float(), dim=-1) for _ in range(2))
+    v = normal(tokens, heads, dim)
     g = -uniform(tokens, heads, *((dim,) if by_channel else ())) / 10
     beta, state = uniform(tokens, heads), torch.zeros(rows, heads, dim, dim, device=CUDA)
     pages = torch.arange(rows, device=CUDA)
@@ -262,7 +263,8 @@ def delta(batch: Rows, by_channel: bool, heads: int = 32, dim: int = 128) -> Cas
     states = 2 * state.nbytes if batch.num_decodes else 0
     work = 6 * tokens * heads * dim * dim
     name = "delta rule by channel" if by_channel else "delta rule"
-    return Case(_kind(name, batch), 4 * v.nbytes + states, work, {"ours": ours})
+    num_bytes = 2 * q.nbytes + 2 * v.nbytes + g.nbytes + states
+    return Case(_kind(name, batch), num_bytes, work, {"ours": ours})
 
 
 def experts(

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from hybridrt.batch import Rows
 from hybridrt.kernels.triton.gates import sigmoid
-from hybridrt.kernels.triton.launch import block_of, kernel, wait_for_earlier
+from hybridrt.kernels.triton.launch import block_of, kernel, num_processors, wait_for_earlier
 from hybridrt.kernels.triton.states import if_so, pages_of, prefill_turns, tokens_of
 
 _CHANNELS = 128  # of a decode row for a program: one for each of its threads
+_CHANNELS_OF_MANY = 512  # where that leaves work for all: wider loads
 _TOKENS, _OF_TOKENS = 16, 512  # of a prefill row, at once in registers, and channels of them
 
 
@@ -33,13 +34,15 @@ def causal_conv1d(
     strides = (*x.stride(), *weight.stride(), *conv_state.stride(), *out.stride())
     blocks = triton.cdiv(channels, _CHANNELS)
     options = {"WIDTH": width, "HAS_BIAS": bias is not None, "SILU": activation is not None}
-    if batch.num_decodes:
-        _step[(batch.num_decodes, blocks)](
+    if n := batch.num_decodes:
+        has_many = n * channels >= 2 * _CHANNELS_OF_MANY * num_processors(x.device)
+        block_c = _CHANNELS_OF_MANY if has_many else _CHANNELS
+        _step[(n, triton.cdiv(channels, block_c))](
             *(x, weight, bias, conv_state, pages, out),
             *strides,
             channels,
             **options,
-            BLOCK_C=_CHANNELS,
+            BLOCK_C=block_c,
         )
     rows = (pages, initial_pages, batch.has_initial_state, batch.cu_seqlens_q)
     # What a run needs of the tokens before it is all in its row's state, or all in x.
@@ -106,16 +109,18 @@ def _step(
     total = tl.zeros([BLOCK_C], tl.float32)
     if HAS_BIAS:
         total += tl.load(bias + channel, mask=fits, other=0.0).to(tl.float32)
+    # All are on their way before the first is waited for.
+    inputs, taps = (), ()
     for k in tl.static_range(WIDTH):
+        taps += (tl.load(weight + channel * w_channel + k * w_tap, mask=fits, other=0.0),)
         if k + 1 < WIDTH:
             old = tl.load(state + k * s_token, mask=held, other=0.0)
-            seen = old.to(x.dtype.element_ty)
-        else:
-            seen = tl.load(x + row * x_token + channel * x_channel, mask=fits, other=0.0)
-        tap = tl.load(weight + channel * w_channel + k * w_tap, mask=fits, other=0.0)
-        total += tap.to(tl.float32) * seen.to(tl.float32)
-        if k > 0:  # behind the place that was read a tap ago, by the same thread
-            kept = seen.to(conv_state.dtype.element_ty)
+            inputs += (old.to(x.dtype.element_ty),)
+    inputs += (tl.load(x + row * x_token + channel * x_channel, mask=fits, other=0.0),)
+    for k in tl.static_range(WIDTH):
+        total += taps[k].to(tl.float32) * inputs[k].to(tl.float32)
+        if k > 0:
+            kept = inputs[k].to(conv_state.dtype.element_ty)
             tl.store(state + (k - 1) * s_token, kept, mask=held)
     if SILU:
         total *= sigmoid(total)

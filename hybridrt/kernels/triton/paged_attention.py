@@ -213,8 +213,8 @@ def _tile(
     """
     widest = max(blocks) * itemsize  # bytes of a value, or of a part of a key
     if most_queries == 1:
-        is_wide = widest > 512
-        return min(block_of(group), 64), 32 if is_wide else 64, 4, 2 if is_wide else 3
+        tokens = 128 if widest <= 256 else 64 if widest <= 512 else 32
+        return min(block_of(group), 64), tokens, 4, 2 if widest > 512 else 3
     if widest > 512 or sum(blocks) > 576:
         return 32, 32, 8, 1
     if itemsize > 2:  # products of float32 take three parts of each side
