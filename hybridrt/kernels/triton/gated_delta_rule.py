@@ -100,7 +100,7 @@ def gated_delta_rule(
         num_warps=_SOLVERS,
     )
     for first, count, _ in prefill_turns(batch):
-        run_chunks[(value_room // block_v, heads, count)](
+        run_chunks.in_turn((value_room // block_v, heads, count))(
             *(v, readers, writers, solved, *decays, deltas, states, ssm_state),
             *(pages, initial_pages, batch.has_initial_state, batch.cu_seqlens_q),
             *(*v.stride(), *ssm_state.stride()),

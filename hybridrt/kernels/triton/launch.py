@@ -56,6 +56,14 @@ class _Kernel:
         launch = self.function[grid]
         return partial(launch, launch_pdl=True) if _starts_early() else launch
 
+    def in_turn(self, grid: Any) -> Callable[..., Any]:
+        """To be launched once those before it have ended.
+
+        For few programs that run long: those that start early find processors as the others leave
+        them, and may share one while others have none.
+        """
+        return self.function[grid]
+
 
 def kernel(function: Any = None, **options: Any) -> Any:
     """`jit` of what is launched. Its first statement is `wait_for_earlier()`."""

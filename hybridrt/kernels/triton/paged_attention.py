@@ -146,7 +146,7 @@ def _launch(
     group, least = q.shape[1] // kv_heads, 16 if most_queries == 1 else _LEAST_CHANNELS
     dims = k.shape[-1], 0 if k_more is None else k_more.shape[-1], dim_v
     blocks = [block_of(dim, least) if dim else 0 for dim in dims]
-    block_m, block_n, warps, stages = _tile(most_queries, group, blocks, q.itemsize)
+    block_m, block_n, warps, stages = _tile(most_queries, group, blocks, q.itemsize, splits)
     if table is None:
         stages = min(stages, 2)  # the third is for the page table, which is read before the rest
     grid = (kv_heads * splits, rows[1] - rows[0], triton.cdiv(most_queries * group, block_m))
@@ -203,7 +203,7 @@ def _launch(
 
 
 def _tile(
-    most_queries: int, group: int, blocks: list[int], itemsize: int
+    most_queries: int, group: int, blocks: list[int], itemsize: int, splits: int
 ) -> tuple[int, int, int, int]:
     """Queries and tokens of a tile, its warps, and how many tiles are on their way at once.
 
@@ -213,7 +213,8 @@ def _tile(
     """
     widest = max(blocks) * itemsize  # bytes of a value, or of a part of a key
     if most_queries == 1:
-        tokens = 128 if widest <= 256 else 64 if widest <= 512 else 32
+        # Splits of a context are as many as programs are wanted: shorter tiles are more of them.
+        tokens = 128 if widest <= 256 and splits == 1 else 64 if widest <= 512 else 32
         return min(block_of(group), 64), tokens, 4, 2 if widest > 512 else 3
     if widest > 512 or sum(blocks) > 576:
         return 32, 32, 8, 1

@@ -19,8 +19,9 @@ from hybridrt.kernels.triton.launch import (
 )
 from hybridrt.kernels.triton.states import if_so, pages_of, prefill_turns, tokens_of
 
-_STATES, _WARPS = 512, 4  # of a program: 4 states for each thread
-_STATES_OF_DECODES = 2048  # where that leaves work for all: more states are on their way at once
+_STATES, _WARPS = 512, 2  # of a program
+# Of decodes, where that leaves work for all: more states are on their way at once.
+_STATES_OF_DECODES, _WARPS_OF_DECODES = 2048, 4
 _TOKENS_AT_ONCE = 8  # whose inputs are on their way together, while as many are computed
 
 
@@ -47,7 +48,8 @@ def selective_scan(
         has_many = count * channels * block_n >= 4 * _STATES_OF_DECODES * num_processors(x.device)
         states = _STATES_OF_DECODES if is_decode and has_many else _STATES
         block_c = max(1, states // block_n)
-        _scan[(count, triton.cdiv(channels, block_c))](
+        grid = (count, triton.cdiv(channels, block_c))
+        (_scan[grid] if is_decode else _scan.in_turn(grid))(
             *inputs,
             pages,
             initial_pages,
@@ -61,7 +63,7 @@ def selective_scan(
             TOKENS=tokens,
             BLOCK_C=block_c,
             BLOCK_N=block_n,
-            num_warps=_WARPS,
+            num_warps=_WARPS_OF_DECODES if is_decode else _WARPS,
         )
 
     if batch.num_decodes:
