@@ -7,11 +7,10 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from hybridrt.kernels.triton.launch import kernel, wait_for_earlier
+from hybridrt.kernels.triton.launch import jit, kernel, wait_for_earlier
 
-# Of a program: 16 KiB of bfloat16 on their way at once, by 128 threads. Many programs at a time
-# keep the memory busy, so that none has to ask ahead.
-_OUTPUTS, _INPUTS = 2, 1024
+# Of a program, of 128 threads. Many programs at a time keep the memory busy.
+OUTPUTS, INPUTS = 2, 1024
 
 
 def takes(x: Float[Tensor, "*batch inputs"], weight: Float[Tensor, "outputs inputs"]) -> bool:
@@ -27,7 +26,7 @@ def one_row_linear(
     """See `hybridrt.kernels.linear`; one token."""
     outputs, inputs = weight.shape
     out = x.new_empty(*x.shape[:-1], outputs)
-    _multiply[(triton.cdiv(outputs, _OUTPUTS),)](
+    _multiply[(triton.cdiv(outputs, OUTPUTS),)](
         x,
         weight,
         bias,
@@ -36,8 +35,8 @@ def one_row_linear(
         weight.stride(0),
         outputs,
         inputs,
-        OUTPUTS=_OUTPUTS,
-        INPUTS=_INPUTS,
+        OUTPUTS=OUTPUTS,
+        INPUTS=INPUTS,
     )
     return out
 
@@ -65,6 +64,26 @@ def _multiply(
     # Nobody reads a weight again before the next step, and all read x.
     part = tl.load(of_row, mask=there, other=0.0, eviction_policy="evict_first")
     wait_for_earlier()
+    result = multiply_rows(x, x_stride, of_row, part, fits, inputs, OUTPUTS, INPUTS)
+    if bias is not None:
+        result += tl.load(bias + row, mask=fits, other=0.0).to(tl.float32)
+    tl.store(out + row, result.to(out.dtype.element_ty), mask=fits)
+
+
+@jit
+@no_type_check
+def multiply_rows(
+    x,  # [inputs]
+    x_stride,
+    of_row,  # [OUTPUTS, INPUTS]: where the first numbers of each row are
+    part,  # and these numbers
+    fits,  # [OUTPUTS]
+    inputs,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+):
+    """Some rows of a weight times x, by parts; the next one is asked for while one is added."""
+    i = tl.arange(0, INPUTS)
     total = tl.zeros([OUTPUTS, INPUTS], tl.float32)
     for first in range(0, inputs, INPUTS):
         following = first + INPUTS
@@ -74,7 +93,4 @@ def _multiply(
         value = tl.load(x + (first + i) * x_stride, mask=first + i < inputs, other=0.0)
         total += part.to(tl.float32) * value.to(tl.float32)[None, :]
         part = next_part
-    result = tl.sum(total, 1)
-    if bias is not None:
-        result += tl.load(bias + row, mask=fits, other=0.0).to(tl.float32)
-    tl.store(out + row, result.to(out.dtype.element_ty), mask=fits)
+    return tl.sum(total, 1)

@@ -9,8 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hybridrt.kernels.triton.launch import kernel, wait_for_earlier
-
-_OUTPUTS, _INPUTS = 2, 1024  # of a program, as in one_row.py
+from hybridrt.kernels.triton.one_row import INPUTS, OUTPUTS, multiply_rows
 
 
 def one_row_pair(
@@ -21,7 +20,7 @@ def one_row_pair(
     """See `hybridrt.kernels.linear.linear_each`; one token, and two weights it can have."""
     (weight, more_weight), (bias, more_bias) = weights, biases
     out, more_out = (x.new_empty(*x.shape[:-1], len(rows)) for rows in weights)
-    parts, more_parts = (triton.cdiv(len(rows), _OUTPUTS) for rows in weights)
+    parts, more_parts = (triton.cdiv(len(rows), OUTPUTS) for rows in weights)
     _multiply_both[(parts + more_parts,)](
         x,
         weight,
@@ -37,8 +36,8 @@ def one_row_pair(
         len(more_weight),
         parts,
         x.shape[-1],
-        OUTPUTS=_OUTPUTS,
-        INPUTS=_INPUTS,
+        OUTPUTS=OUTPUTS,
+        INPUTS=INPUTS,
     )
     return out, more_out
 
@@ -74,18 +73,9 @@ def _multiply_both(
     of_row = weight + row.to(tl.int64)[:, None] * weight_row + i[None, :]
     there = fits[:, None] & (i < inputs)[None, :]
     # Before the wait, and read once, as in one_row.py.
-    some = tl.load(of_row, mask=there, other=0.0, eviction_policy="evict_first")
+    first = tl.load(of_row, mask=there, other=0.0, eviction_policy="evict_first")
     wait_for_earlier()
-    total = tl.zeros([OUTPUTS, INPUTS], tl.float32)
-    for first in range(0, inputs, INPUTS):
-        following = first + INPUTS
-        there = fits[:, None] & (following + i < inputs)[None, :]
-        at = of_row + following
-        next_some = tl.load(at, mask=there, other=0.0, eviction_policy="evict_first")
-        value = tl.load(x + (first + i) * x_stride, mask=first + i < inputs, other=0.0)
-        total += some.to(tl.float32) * value.to(tl.float32)[None, :]
-        some = next_some
-    result = tl.sum(total, 1)
+    result = multiply_rows(x, x_stride, of_row, first, fits, inputs, OUTPUTS, INPUTS)
     if is_first:
         if bias is not None:
             result += tl.load(bias + row, mask=fits, other=0.0).to(tl.float32)
