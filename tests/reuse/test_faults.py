@@ -46,6 +46,7 @@ ELSEWHERE: dict[str, str] = {
     """,
     "to recover from a fault": """
         Engine._start_over Scheduler.preempt_all HoldingScheduler.start_over Scheduler.start_over
+        Runner.forget_begun
         Sequence.forget_lost_tokens HeldSequences.lose_pages Pool.reset SequencePages.reset
         PrefixCache.emptied
     """,
@@ -70,6 +71,8 @@ ELSEWHERE: dict[str, str] = {
     "one that gave way to itself": "SequencePages.forget_cached PrefixCache.forget_all",
     "on a GPU; see tests/engine/test_static_decode.py": """
         BatchBuilder.move_ahead Engine._catch_up Engine._finish_launched
+        Engine._wait_and_begin Scheduler.all_go_on Sequence.surely_goes_on
+        HeldRun.surely_goes_on SequencePages.stays_put BatchBuilder.take_ahead Runner.begin_next
     """,
     "where other rotary frequencies hold for long sequences": """
         Engine._switch_rope Engine._passes_switch

@@ -20,7 +20,7 @@ from tests.harness.properties import bounded
 from tests.harness.tolerance import assert_close
 from tests.kernels import test_mla_attention as latents
 from tests.kernels import test_paged_attention as pages
-from tests.kernels.triton.conftest import ON_GPU
+from tests.kernels.triton.conftest import ON_GPU, ONE_DTYPE_HERE
 
 Place = tuple[str, torch.dtype]
 MIXED = Ragged(((3, 1), (17, 1), (0, 9), (5, 6), (0, 1)), 2)
@@ -57,6 +57,7 @@ def _put_in(put_in: Any, place: Place) -> None:
     put_in(latents, "mla_attention", mla_attention)
 
 
+@ONE_DTYPE_HERE
 @pytest.mark.parametrize("sizes", pages.SIZES, ids=str)
 def test_every_geometry_of_pages(
     place: Place, cut: Callable[[int], None], sizes: pages.Sizes
@@ -204,6 +205,7 @@ def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> boo
     return request.param
 
 
+@ONE_DTYPE_HERE
 @pytest.mark.parametrize("sizes", latents.SIZES, ids=str)
 def test_every_geometry_of_latents(
     place: Place, cut: Callable[[int], None], form: bool, sizes: latents.Sizes

@@ -30,6 +30,7 @@ NOT_GROUPED = pytest.mark.parametrize("_put_in", ["few", "sorted"], indirect=Tru
 """For rows that aren't whole 16 bytes, of which torch's grouped product takes none."""
 
 
+@ONE_DTYPE_HERE
 @pytest.mark.parametrize("seed", range(4))
 def test_random_routings(place: Place, seed: int) -> None:
     draw = torch.Generator().manual_seed(seed)

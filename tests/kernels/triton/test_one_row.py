@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.harness.tolerance import assert_right
+from tests.kernels.triton.conftest import ONE_DTYPE_HERE
 
 Place = tuple[str, torch.dtype]
 
@@ -50,6 +51,7 @@ def test_what_it_does_not_take(place: Place) -> None:
     assert not takes(_normal(1, 8, seed=0, place=place).double(), weight)
 
 
+@ONE_DTYPE_HERE
 @pytest.mark.parametrize("biased", [(), (0,), (1,), (0, 1)], ids=str)
 @pytest.mark.parametrize(
     ("outputs", "inputs"), [((1, 1), 1), ((7, 4), 33), ((64, 1), 1024), ((5, 130), 2500)]

@@ -8,6 +8,7 @@ from tests.kernels.triton.conftest import ONE_DTYPE_HERE
 Place = tuple[str, torch.dtype]
 
 
+@ONE_DTYPE_HERE
 @pytest.mark.parametrize(
     ("tokens", "experts", "top_k", "hidden"),
     [(1, 1, 1, 1), (5, 7, 3, 33), (300, 40, 6, 16), (700, 3, 2, 5), (200, 600, 10, 40)],
