@@ -16,9 +16,9 @@ from hybridrt.batch import ForwardBatch
 from hybridrt.cache.plan import GroupPlan
 from hybridrt.cache.spec import Window
 from hybridrt.engine.batch_builder import BatchBuilder
+from hybridrt.engine.engine import Engine
 from hybridrt.engine.runner import Results, RowResult
 from hybridrt.engine.scheduler import Row, Scheduler
-from hybridrt.engine.sequence import Sequence
 from hybridrt.engine.static_decode import (
     StaticBatches,
     StaticDecode,
@@ -217,20 +217,23 @@ def begins(llm: LLM) -> list[tuple[bool, ForwardBatch]]:
     return begun
 
 
-def test_what_breaks_off_a_commit_while_the_next_step_has_begun_loses_nothing(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("where", "name"), [(Scheduler, "commit"), (Engine, "_wait_and_begin"), (Scheduler, "schedule")]
+)
+def test_what_breaks_off_while_the_next_step_has_begun_loses_nothing(
+    monkeypatch: pytest.MonkeyPatch, where: type, name: str
 ) -> None:
     llm = open_llm(ALL_KINDS, page_size=16)
-    begun, commit = begins(llm), Scheduler.commit
+    begun, whole = begins(llm), getattr(where, name)
     launches_ahead(llm)
 
-    def failing(self: Scheduler, *args: Any) -> list[Sequence]:
-        finished = commit(self, *args)
+    def failing(*args: Any) -> Any:
+        result = whole(*args)
         if len(begun) in (2, 3) and llm.engine._runner._begun is not None:
             raise KeyboardInterrupt
-        return finished
+        return result
 
-    monkeypatch.setattr(Scheduler, "commit", failing)
+    monkeypatch.setattr(where, name, failing)
     job = jobs(ALL_KINDS)["job-17"]
     llm.add_request(list(job.prompt), job.params, "one")
     outputs: list[RequestOutput] = []
