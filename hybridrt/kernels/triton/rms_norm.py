@@ -138,12 +138,12 @@ def _norm(
         tl.store(total + row * size + element, rounded, mask=fits)
         value = rounded.to(tl.float32)
     out += row * size
-    _store_normed(value, weight, weight_stride, out, element, fits, size, eps, offset)
+    store_normed(value, weight, weight_stride, out, element, fits, size, eps, offset)
 
 
 @jit
 @no_type_check
-def _store_normed(value, weight, weight_stride, out, element, fits, size, eps, offset):
+def store_normed(value, weight, weight_stride, out, element, fits, size, eps, offset):
     scale = 1 / tl.sqrt(tl.sum(value * value, 0) / size + eps)
     factor = tl.load(weight + element * weight_stride, mask=fits, other=0.0).to(tl.float32) + offset
     normed = (value * scale * factor).to(out.dtype.element_ty)
@@ -203,4 +203,4 @@ def _norm_row(
     at = x + token * x_token + element * x_element
     value = tl.load(at, mask=fits, other=0.0).to(tl.float32)
     out += token * size
-    _store_normed(value, weight, weight_stride, out, element, fits, size, eps, 0.0)
+    store_normed(value, weight, weight_stride, out, element, fits, size, eps, 0.0)

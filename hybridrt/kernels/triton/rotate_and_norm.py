@@ -9,6 +9,7 @@ from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
 from hybridrt.kernels.triton.launch import block_of, jit, kernel, wait_for_earlier
+from hybridrt.kernels.triton.rms_norm import store_normed
 from hybridrt.kernels.triton.rotate import turn
 
 _MOST_ELEMENTS = 1024  # that a program turns: 8 for each of its 128 threads
@@ -140,6 +141,4 @@ def _norm(own, strides, size, eps, offset, SIZE: tl.constexpr):
     element = tl.arange(0, SIZE).to(tl.int64)
     fits = element < size
     value = tl.load(x + element * strides[0], mask=fits, other=0.0).to(tl.float32)
-    factor = tl.load(weight + element * strides[1], mask=fits, other=0.0).to(tl.float32) + offset
-    scale = 1 / tl.sqrt(tl.sum(value * value, 0) / size + eps)
-    tl.store(out + element, (value * scale * factor).to(out.dtype.element_ty), mask=fits)
+    store_normed(value, weight, strides[1], out, element, fits, size, eps, offset)
