@@ -144,6 +144,7 @@ def _norm(
 @jit
 @no_type_check
 def store_normed(value, weight, weight_stride, out, element, fits, size, eps, offset):
+    """A row in float32, zeros behind its end, by its weight and `offset`."""
     scale = 1 / tl.sqrt(tl.sum(value * value, 0) / size + eps)
     factor = tl.load(weight + element * weight_stride, mask=fits, other=0.0).to(tl.float32) + offset
     normed = (value * scale * factor).to(out.dtype.element_ty)
