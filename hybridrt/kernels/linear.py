@@ -142,9 +142,9 @@ def linear(
 
 def linear_each(
     x: Float[Tensor, "*batch inputs"],
-    weights: Sequence[Float[Tensor, "outputs inputs"] | QuantisedWeight | BlockedWeight],
-    biases: Sequence[Float[Tensor, " outputs"] | None],
-) -> tuple[Float[Tensor, "*batch outputs"], ...]:
+    weights: Sequence[Float[Tensor, "_ inputs"] | QuantisedWeight | BlockedWeight],
+    biases: Sequence[Float[Tensor, " _"] | None],
+) -> tuple[Float[Tensor, "*batch _"], ...]:
     """`linear` of x with each of the weights; two at once, where that takes less time."""
     if len(weights) == 2 and triton_takes(x):
         from hybridrt.kernels.triton import one_row, one_row_pair

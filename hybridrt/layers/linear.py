@@ -130,7 +130,7 @@ class FusedLinear(Linear):
 
 def project_each(
     x: Float[Tensor, "*batch inputs"], *layers: Linear
-) -> tuple[Float[Tensor, "*batch outputs"], ...]:
+) -> tuple[Float[Tensor, "*batch _"], ...]:
     """Each layer's output of x, at once where their calls are `linear` and nothing else."""
     if is_compiling() or any(type(m) is not Linear or is_watched(m) for m in layers):
         return tuple(layer(x) for layer in layers)

@@ -14,9 +14,9 @@ from hybridrt.kernels.triton.one_row import INPUTS, OUTPUTS, multiply_rows
 
 def one_row_pair(
     x: Float[Tensor, "*batch inputs"],
-    weights: Sequence[Float[Tensor, "outputs inputs"]],
-    biases: Sequence[Float[Tensor, " outputs"] | None],
-) -> tuple[Float[Tensor, "*batch outputs"], Float[Tensor, "*batch more_outputs"]]:
+    weights: Sequence[Float[Tensor, "_ inputs"]],
+    biases: Sequence[Float[Tensor, " _"] | None],
+) -> tuple[Float[Tensor, "*batch _"], Float[Tensor, "*batch _"]]:
     """See `hybridrt.kernels.linear.linear_each`; one token, and two weights it can have."""
     (weight, more_weight), (bias, more_bias) = weights, biases
     out, more_out = (x.new_empty(*x.shape[:-1], len(rows)) for rows in weights)
