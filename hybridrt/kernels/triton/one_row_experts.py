@@ -1,4 +1,4 @@
-"""moe_experts for one token in Triton: its experts' weights are read once, at the memory's rate."""
+"""moe_experts for one token in Triton: its experts' weights by rows, each read once."""
 
 from math import inf
 from typing import Literal, no_type_check
