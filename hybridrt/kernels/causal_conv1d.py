@@ -1,6 +1,6 @@
 """The short causal convolution in front of a recurrence, or by itself."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from jaxtyping import Float, Int64
 from torch import Tensor
@@ -25,20 +25,32 @@ def causal_conv1d(
     batch: Rows,
     backend: StateBackend = "reference",
     activation: Literal["silu"] | None = "silu",
+    before: Float[Tensor, "tokens channels"] | None = None,
+    after: Float[Tensor, "tokens channels"] | None = None,
 ) -> Float[Tensor, "tokens channels"]:
     """`silu(bias + sum_k weight[:, k] * x[t - width + 1 + k])`, channel by channel.
 
-    With `activation=None` it is the sum alone.
+    With `activation=None` it is the sum alone. With `before` the inputs, which states hold, are
+    `before * x`, and with `after` the result is `after` times the rest. All have x's dtype, to
+    which each product is rounded.
     A state is the last `width - 1` inputs of a sequence, oldest first. Row i starts from the
     state in page `initial_pages[i]` of `conv_state` (zeros where `has_initial_state` is
     false) and leaves its own in `pages[i]`. A row that follows starts from what the row
     before it has left; see `Rows`. What stands in any other page is not changed.
     """
-    args = (x, weight, bias, conv_state, pages, initial_pages, batch, activation)
     if backend == "numba":
         from hybridrt.kernels.cpu import causal_conv1d as cpu
 
-        return cpu.causal_conv1d(*args)
+        rest = (bias, conv_state, pages, initial_pages, batch, activation, before, after)
+        return cpu.causal_conv1d(x, weight, *rest)
+    x = x if before is None else before * x
+    args = (x, weight, bias, conv_state, pages, initial_pages, batch, activation)
+    y = _convolve(backend, *args)
+    return y if after is None else after * y
+
+
+def _convolve(backend: StateBackend, *args: Any) -> Tensor:
+    weight: Tensor = args[1]
     if backend == "mamba_ssm" and weight.shape[1] in _WIDTHS_OF_PACKAGE:
         from hybridrt.kernels.cuda import causal_conv1d as cuda
 

@@ -91,7 +91,7 @@ def find_blocks(
     if not is_known or weight.shape[1] % 2 or not has_numba(weight):
         return None
     from hybridrt.kernels.cpu.packed_linear import can_multiply
-    from hybridrt.kernels.cpu.pairs import HAS_REGISTERS
+    from hybridrt.kernels.cpu.vectors import HAS_REGISTERS
 
     if not HAS_REGISTERS or not hasattr(torch.ops.mkldnn, "data_ptr"):
         return None
@@ -108,7 +108,7 @@ def lay_blocks(weight: Float[Tensor, "outputs inputs"]) -> BlockedWeight | None:
     """
     if not numba_takes(weight) or weight.shape[1] % 2:
         return None
-    from hybridrt.kernels.cpu.pairs import HAS_REGISTERS, MULTIPLIES_PAIRS
+    from hybridrt.kernels.cpu.vectors import HAS_REGISTERS, MULTIPLIES_PAIRS
 
     if MULTIPLIES_PAIRS or not HAS_REGISTERS:
         return None

@@ -51,7 +51,7 @@ class ShortConv(CachedLayer):
     ) -> Float[Tensor, "tokens hidden"]:
         B, C, x = self.in_proj(hidden).chunk(3, dim=-1)
         y = causal_conv1d(
-            B * x,
+            x,
             self.conv.taps,
             self.conv.bias,
             self.conv_state,
@@ -60,5 +60,7 @@ class ShortConv(CachedLayer):
             batch.for_states,
             self.state_backend,
             activation=None,
+            before=B,
+            after=C,
         )
-        return self.out_proj(C * y)
+        return self.out_proj(y)

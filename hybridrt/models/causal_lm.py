@@ -17,6 +17,7 @@ from hybridrt.layers.moe import Experts
 from hybridrt.layers.norm import RMSNorm
 from hybridrt.layers.rope import Rope
 from hybridrt.models.config import ModelConfig
+from hybridrt.models.stream import run_layers
 
 
 class Embedding(nn.Module):
@@ -90,9 +91,7 @@ class CausalLM(nn.Module):
         x = self.embed(batch)
         if self.float32_residual:
             x = x.float()
-        for layer in self.model.layers:
-            x = layer(x, batch)
-        return self.model.norm(x)
+        return run_layers(self.model.layers, self.model.norm, x, batch)
 
     def embed(self, batch: ForwardBatch) -> Float[Tensor, "tokens hidden"]:
         """What goes into the first layer."""

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from hybridrt.batch import ForwardBatch
 from hybridrt.kernels.add import add
 from hybridrt.layers.norm import RMSNorm, add_and_norm
+from hybridrt.models.stream import StreamLayer
 
 MLP_RENAMES = (
     (r"\.w1\.", ".gate_proj."),
@@ -15,7 +16,7 @@ MLP_RENAMES = (
 """Of checkpoints that number the projections of an MLP, as the first Llama's did."""
 
 
-class DecoderLayer(nn.Module):
+class DecoderLayer(StreamLayer):
     """Attention, then a feed-forward layer, each behind a norm and added to the stream."""
 
     def __init__(
@@ -32,15 +33,18 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = norm_class(hidden_size, norm_eps)
         self.mlp = mlp
 
-    def forward(
-        self, x: Float[Tensor, "tokens hidden"], batch: ForwardBatch
-    ) -> Float[Tensor, "tokens hidden"]:
-        attended = self.self_attn(self.input_layernorm(x), batch)
+    def advance(
+        self,
+        x: Float[Tensor, "tokens hidden"],
+        normed: Float[Tensor, "tokens hidden"],
+        batch: ForwardBatch,
+    ) -> tuple[Float[Tensor, "tokens hidden"], Float[Tensor, "tokens hidden"]]:
+        attended = self.self_attn(normed, batch)
         x, normed = add_and_norm(x, attended, self.post_attention_layernorm)
-        return add(x, self.mlp(normed))
+        return x, self.mlp(normed)
 
 
-class ParallelLayer(nn.Module):
+class ParallelLayer(StreamLayer):
     """Attention and a feed-forward layer side by side, on one norm."""
 
     def __init__(
@@ -56,8 +60,10 @@ class ParallelLayer(nn.Module):
         self.self_attn = self_attn
         self.mlp = mlp
 
-    def forward(
-        self, x: Float[Tensor, "tokens hidden"], batch: ForwardBatch
-    ) -> Float[Tensor, "tokens hidden"]:
-        normed = self.input_layernorm(x)
-        return add(add(x, self.self_attn(normed, batch)), self.mlp(normed))
+    def advance(
+        self,
+        x: Float[Tensor, "tokens hidden"],
+        normed: Float[Tensor, "tokens hidden"],
+        batch: ForwardBatch,
+    ) -> tuple[Float[Tensor, "tokens hidden"], Float[Tensor, "tokens hidden"]]:
+        return add(x, self.self_attn(normed, batch)), self.mlp(normed)

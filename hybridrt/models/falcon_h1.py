@@ -4,7 +4,7 @@ from typing import Literal
 
 from jaxtyping import Float
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from hybridrt.batch import ForwardBatch
@@ -16,6 +16,7 @@ from hybridrt.layers.norm import RMSNorm, add_and_norm
 from hybridrt.layers.rope import Rope, RopeConfig
 from hybridrt.models.bamba import HybridConfig
 from hybridrt.models.causal_lm import CausalLM
+from hybridrt.models.stream import StreamLayer
 
 
 class Config(HybridConfig):
@@ -92,7 +93,7 @@ class ScaledMLP(MLP):
         return self.down_proj(F.silu(gate * self.of_gate).mul_(up)) * self.of_output
 
 
-class Layer(nn.Module):
+class Layer(StreamLayer):
     """Mamba-2 and attention on one norm, added up; then a feed-forward layer."""
 
     def __init__(self, config: Config, rope: Rope) -> None:
@@ -104,15 +105,18 @@ class Layer(nn.Module):
         self.pre_ff_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.feed_forward = ScaledMLP(config)
 
-    def forward(
-        self, x: Float[Tensor, "tokens hidden"], batch: ForwardBatch
-    ) -> Float[Tensor, "tokens hidden"]:
-        cfg, normed = self.config, self.input_layernorm(x)
+    def advance(
+        self,
+        x: Float[Tensor, "tokens hidden"],
+        normed: Float[Tensor, "tokens hidden"],
+        batch: ForwardBatch,
+    ) -> tuple[Float[Tensor, "tokens hidden"], Float[Tensor, "tokens hidden"]]:
+        cfg = self.config
         recurrent = self.mamba(normed * cfg.ssm_in_multiplier, batch) * cfg.ssm_out_multiplier
         attended = self.self_attn(normed * cfg.attention_in_multiplier, batch)
         attended = attended * cfg.attention_out_multiplier
         x, normed = add_and_norm(add(x, recurrent), attended, self.pre_ff_layernorm)
-        return add(x, self.feed_forward(normed))
+        return x, self.feed_forward(normed)
 
 
 class Model(CausalLM):

@@ -17,6 +17,7 @@ from hybridrt.layers.rope import Rope, RopeConfig
 from hybridrt.models.causal_lm import CausalLM
 from hybridrt.models.checks import check_one_for_each_layer
 from hybridrt.models.config import ModelConfig
+from hybridrt.models.stream import StreamLayer
 
 LayerType = Literal["sliding_attention", "full_attention"]
 
@@ -78,7 +79,7 @@ class Config(GemmaConfig):
     rope_parameters: RopeConfig
 
 
-class Layer(nn.Module):
+class Layer(StreamLayer):
     """Attention, then an MLP, each between two norms and added to the stream."""
 
     def __init__(self, config: GemmaConfig, self_attn: nn.Module, mlp: nn.Module) -> None:
@@ -91,12 +92,15 @@ class Layer(nn.Module):
         self.mlp = mlp
         self.post_feedforward_layernorm = OffsetRMSNorm(size, eps)
 
-    def forward(
-        self, x: Float[Tensor, "tokens hidden"], batch: ForwardBatch
-    ) -> Float[Tensor, "tokens hidden"]:
-        attended = self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), batch))
+    def advance(
+        self,
+        x: Float[Tensor, "tokens hidden"],
+        normed: Float[Tensor, "tokens hidden"],
+        batch: ForwardBatch,
+    ) -> tuple[Float[Tensor, "tokens hidden"], Float[Tensor, "tokens hidden"]]:
+        attended = self.post_attention_layernorm(self.self_attn(normed, batch))
         x, normed = add_and_norm(x, attended, self.pre_feedforward_layernorm)
-        return x + self.post_feedforward_layernorm(self.mlp(normed))
+        return x, self.post_feedforward_layernorm(self.mlp(normed))
 
 
 def rounded(number: float) -> float:

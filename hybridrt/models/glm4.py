@@ -24,13 +24,16 @@ class Layer(DecoderLayer):
         self.post_self_attn_layernorm = norm_class(hidden_size, norm_eps)
         self.post_mlp_layernorm = norm_class(hidden_size, norm_eps)
 
-    def forward(
-        self, x: Float[Tensor, "tokens hidden"], batch: ForwardBatch
-    ) -> Float[Tensor, "tokens hidden"]:
-        attended = self.self_attn(self.input_layernorm(x), batch)
+    def advance(
+        self,
+        x: Float[Tensor, "tokens hidden"],
+        normed: Float[Tensor, "tokens hidden"],
+        batch: ForwardBatch,
+    ) -> tuple[Float[Tensor, "tokens hidden"], Float[Tensor, "tokens hidden"]]:
+        attended = self.self_attn(normed, batch)
         attended = self.post_self_attn_layernorm(attended)
         x, normed = add_and_norm(x, attended, self.post_attention_layernorm)
-        return x + self.post_mlp_layernorm(self.mlp(normed))
+        return x, self.post_mlp_layernorm(self.mlp(normed))
 
 
 class Config(glm.Config):

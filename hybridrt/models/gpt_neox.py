@@ -65,11 +65,14 @@ class Config(StackConfig):
 class TwoNormParallelLayer(DecoderLayer):
     """`x + attention(norm(x)) + mlp(other_norm(x))`."""
 
-    def forward(
-        self, x: Float[Tensor, "tokens hidden"], batch: ForwardBatch
-    ) -> Float[Tensor, "tokens hidden"]:
-        attended = self.self_attn(self.input_layernorm(x), batch)
-        return x + attended + self.mlp(self.post_attention_layernorm(x))
+    def advance(
+        self,
+        x: Float[Tensor, "tokens hidden"],
+        normed: Float[Tensor, "tokens hidden"],
+        batch: ForwardBatch,
+    ) -> tuple[Float[Tensor, "tokens hidden"], Float[Tensor, "tokens hidden"]]:
+        attended = self.self_attn(normed, batch)
+        return x + attended, self.mlp(self.post_attention_layernorm(x))
 
 
 class Model(TransformerLM):

@@ -38,12 +38,15 @@ class Layer(DecoderLayer):
         super().__init__(config.hidden_size, config.eps, self_attn, mlp)
         self.multiplier = config.residual_multiplier
 
-    def forward(
-        self, x: Float[Tensor, "tokens hidden"], batch: ForwardBatch
-    ) -> Float[Tensor, "tokens hidden"]:
-        attended = self.multiplier * self.self_attn(self.input_layernorm(x), batch)
+    def advance(
+        self,
+        x: Float[Tensor, "tokens hidden"],
+        normed: Float[Tensor, "tokens hidden"],
+        batch: ForwardBatch,
+    ) -> tuple[Float[Tensor, "tokens hidden"], Float[Tensor, "tokens hidden"]]:
+        attended = self.multiplier * self.self_attn(normed, batch)
         x, normed = add_and_norm(x, attended, self.post_attention_layernorm)
-        return x + self.multiplier * self.mlp(normed)
+        return x, self.multiplier * self.mlp(normed)
 
 
 class Model(TransformerLM):

@@ -20,6 +20,7 @@ from hybridrt.models.bamba import HybridConfig
 from hybridrt.models.causal_lm import CausalLM
 from hybridrt.models.checks import check_one_for_each_layer
 from hybridrt.models.config import ModelConfig
+from hybridrt.models.stream import StreamLayer
 
 
 class Config(HybridConfig):
@@ -92,7 +93,7 @@ class SharedMLP(nn.Module):
         return self.output_linear(F.silu(gate).mul_(up))
 
 
-class Layer(nn.Module):
+class Layer(StreamLayer):
     """A mixer, `self_attn` or `mamba`, then the MLP and the experts side by side."""
 
     def __init__(self, config: Config, mixer: CachedLayer) -> None:
@@ -105,16 +106,19 @@ class Layer(nn.Module):
         self.block_sparse_moe = MoE(config.moe) if config.num_local_experts else None
         self.multiplier = config.residual_multiplier
 
-    def forward(
-        self, x: Float[Tensor, "tokens hidden"], batch: ForwardBatch
-    ) -> Float[Tensor, "tokens hidden"]:
+    def advance(
+        self,
+        x: Float[Tensor, "tokens hidden"],
+        normed: Float[Tensor, "tokens hidden"],
+        batch: ForwardBatch,
+    ) -> tuple[Float[Tensor, "tokens hidden"], Float[Tensor, "tokens hidden"]]:
         mixer = self.get_submodule(self.mixer_name)
-        mixed = mixer(self.input_layernorm(x), batch) * self.multiplier
+        mixed = mixer(normed, batch) * self.multiplier
         x, normed = add_and_norm(x, mixed, self.post_attention_layernorm)
         out = self.shared_mlp(normed)
         if self.block_sparse_moe is not None:
             out = out + self.block_sparse_moe(normed)
-        return x + out * self.multiplier
+        return x, out * self.multiplier
 
 
 class Model(CausalLM):

@@ -7,16 +7,17 @@ multimodal checkpoint.
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from hybridrt.batch import ForwardBatch
 from hybridrt.layers.norm import RMSNorm, add_and_norm
 from hybridrt.layers.residual_conv import ResidualConv
 from hybridrt.models.causal_lm import CausalLM
 from hybridrt.models.inkling_config import Config
+from hybridrt.models.stream import StreamLayer
 
 
-class Layer(nn.Module):
+class Layer(StreamLayer):
     """Attention, then a feed-forward layer; behind each a convolution, before each a norm."""
 
     def __init__(self, config: Config, index: int) -> None:
@@ -29,12 +30,15 @@ class Layer(nn.Module):
         self.mlp = config.feed_forward(index)
         self.mlp_sconv = ResidualConv(hidden, width)
 
-    def forward(
-        self, x: Float[Tensor, "tokens hidden"], batch: ForwardBatch
-    ) -> Float[Tensor, "tokens hidden"]:
-        attended = self.attn_sconv(self.self_attn(self.input_layernorm(x), batch), batch)
+    def advance(
+        self,
+        x: Float[Tensor, "tokens hidden"],
+        normed: Float[Tensor, "tokens hidden"],
+        batch: ForwardBatch,
+    ) -> tuple[Float[Tensor, "tokens hidden"], Float[Tensor, "tokens hidden"]]:
+        attended = self.attn_sconv(self.self_attn(normed, batch), batch)
         x, normed = add_and_norm(x, attended, self.post_attention_layernorm)
-        return x + self.mlp_sconv(self.mlp(normed), batch)
+        return x, self.mlp_sconv(self.mlp(normed), batch)
 
 
 class Model(CausalLM):

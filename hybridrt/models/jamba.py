@@ -7,7 +7,6 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from hybridrt.batch import ForwardBatch
-from hybridrt.kernels.add import add
 from hybridrt.layers.attention import Attention, AttentionConfig
 from hybridrt.layers.cached import CachedLayer
 from hybridrt.layers.mamba1 import Mamba1, Mamba1Config
@@ -16,6 +15,7 @@ from hybridrt.layers.moe import MoE, MoEConfig
 from hybridrt.layers.norm import RMSNorm, add_and_norm
 from hybridrt.models.causal_lm import CausalLM
 from hybridrt.models.config import ModelConfig
+from hybridrt.models.stream import StreamLayer
 
 
 class Config(ModelConfig):
@@ -85,7 +85,7 @@ class Config(ModelConfig):
         return MoE(sizes)
 
 
-class Layer(nn.Module):
+class Layer(StreamLayer):
     """A mixer, `self_attn` or `mamba`, then a feed-forward layer, each behind a norm."""
 
     def __init__(
@@ -98,13 +98,16 @@ class Layer(nn.Module):
         self.pre_ff_layernorm = RMSNorm(hidden_size, norm_eps)
         self.feed_forward = feed_forward
 
-    def forward(
-        self, x: Float[Tensor, "tokens hidden"], batch: ForwardBatch
-    ) -> Float[Tensor, "tokens hidden"]:
+    def advance(
+        self,
+        x: Float[Tensor, "tokens hidden"],
+        normed: Float[Tensor, "tokens hidden"],
+        batch: ForwardBatch,
+    ) -> tuple[Float[Tensor, "tokens hidden"], Float[Tensor, "tokens hidden"]]:
         mixer = self.get_submodule(self.mixer_name)
-        mixed = mixer(self.input_layernorm(x), batch)
+        mixed = mixer(normed, batch)
         x, normed = add_and_norm(x, mixed, self.pre_ff_layernorm)
-        return add(x, self.feed_forward(normed))
+        return x, self.feed_forward(normed)
 
 
 class Model(CausalLM):

@@ -8,7 +8,6 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from hybridrt.batch import ForwardBatch
-from hybridrt.kernels.add import add
 from hybridrt.layers.attention import Attention, AttentionConfig
 from hybridrt.layers.cached import CachedLayer
 from hybridrt.layers.mlp import MLP
@@ -18,6 +17,7 @@ from hybridrt.layers.short_conv import ShortConv, ShortConvConfig
 from hybridrt.models.causal_lm import CausalLM
 from hybridrt.models.config import ModelConfig
 from hybridrt.models.decoder import MLP_RENAMES
+from hybridrt.models.stream import StreamLayer
 
 
 class Config(ModelConfig):
@@ -98,8 +98,10 @@ class Config(ModelConfig):
         return MLP(self.hidden_size, size)
 
 
-class Layer(nn.Module):
+class Layer(StreamLayer):
     """A mixer, `self_attn` or `conv`, then a feed-forward layer, each behind a norm."""
+
+    entry_norm = "operator_norm"
 
     def __init__(self, config: Config, index: int, rope: Rope | None) -> None:
         super().__init__()
@@ -109,13 +111,16 @@ class Layer(nn.Module):
         self.ffn_norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.feed_forward = config.feed_forward(index)
 
-    def forward(
-        self, x: Float[Tensor, "tokens hidden"], batch: ForwardBatch
-    ) -> Float[Tensor, "tokens hidden"]:
+    def advance(
+        self,
+        x: Float[Tensor, "tokens hidden"],
+        normed: Float[Tensor, "tokens hidden"],
+        batch: ForwardBatch,
+    ) -> tuple[Float[Tensor, "tokens hidden"], Float[Tensor, "tokens hidden"]]:
         mixer = self.get_submodule(self.mixer_name)
-        mixed = mixer(self.operator_norm(x), batch)
+        mixed = mixer(normed, batch)
         x, normed = add_and_norm(x, mixed, self.ffn_norm)
-        return add(x, self.feed_forward(normed))
+        return x, self.feed_forward(normed)
 
 
 class Model(CausalLM):

@@ -100,13 +100,16 @@ class Layer(lfm2.Layer):
             RMSNorm(size, eps) if config.use_sandwich_norm else nn.Identity() for _ in range(2)
         )
 
-    def forward(
-        self, x: Float[Tensor, "tokens hidden"], batch: ForwardBatch
-    ) -> Float[Tensor, "tokens hidden"]:
+    def advance(
+        self,
+        x: Float[Tensor, "tokens hidden"],
+        normed: Float[Tensor, "tokens hidden"],
+        batch: ForwardBatch,
+    ) -> tuple[Float[Tensor, "tokens hidden"], Float[Tensor, "tokens hidden"]]:
         mixer = self.get_submodule(self.mixer_name)
-        mixed = self.post_operator_norm(mixer(self.operator_norm(x), batch))
+        mixed = self.post_operator_norm(mixer(normed, batch))
         x, normed = add_and_norm(x, mixed, self.ffn_norm)
-        return x + self.post_ffn_norm(self.feed_forward(normed))
+        return x, self.post_ffn_norm(self.feed_forward(normed))
 
 
 class Model(CausalLM):

@@ -73,12 +73,15 @@ class Layer(DecoderLayer):
         super().__init__(config.hidden_size, config.rms_norm_eps, self_attn, mlp)
         self.residual_scale = config.residual_scale
 
-    def forward(
-        self, x: Float[Tensor, "tokens hidden"], batch: ForwardBatch
-    ) -> Float[Tensor, "tokens hidden"]:
-        attended = self.self_attn(self.input_layernorm(x), batch) * self.residual_scale
+    def advance(
+        self,
+        x: Float[Tensor, "tokens hidden"],
+        normed: Float[Tensor, "tokens hidden"],
+        batch: ForwardBatch,
+    ) -> tuple[Float[Tensor, "tokens hidden"], Float[Tensor, "tokens hidden"]]:
+        attended = self.self_attn(normed, batch) * self.residual_scale
         x, normed = add_and_norm(x, attended, self.post_attention_layernorm)
-        return x + self.mlp(normed) * self.residual_scale
+        return x, self.mlp(normed) * self.residual_scale
 
 
 class Model(CausalLM):

@@ -6,9 +6,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hybridrt.batch import ForwardBatch
-from hybridrt.kernels.add import add
 from hybridrt.layers.cached import CachedLayer
 from hybridrt.layers.norm import RMSNorm
+from hybridrt.models.stream import StreamLayer
 
 
 class Parallel(nn.Module):
@@ -25,18 +25,23 @@ class Parallel(nn.Module):
         return sum(others, start=first)
 
 
-class MixerLayer(nn.Module):
+class MixerLayer(StreamLayer):
     """`x + mixer(norm(x))`, where the mixer may be a feed-forward layer."""
+
+    entry_norm = "norm"
 
     def __init__(self, hidden_size: int, norm_eps: float, mixer: nn.Module) -> None:
         super().__init__()
         self.norm = RMSNorm(hidden_size, norm_eps)
         self.mixer = mixer
 
-    def forward(
-        self, x: Float[Tensor, "tokens hidden"], batch: ForwardBatch
-    ) -> Float[Tensor, "tokens hidden"]:
-        return add(x, _run(self.mixer, self.norm(x), batch))
+    def advance(
+        self,
+        x: Float[Tensor, "tokens hidden"],
+        normed: Float[Tensor, "tokens hidden"],
+        batch: ForwardBatch,
+    ) -> tuple[Float[Tensor, "tokens hidden"], Float[Tensor, "tokens hidden"]]:
+        return x, _run(self.mixer, normed, batch)
 
 
 def _run(

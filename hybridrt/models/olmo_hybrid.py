@@ -8,7 +8,6 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from hybridrt.batch import ForwardBatch
-from hybridrt.kernels.add import add
 from hybridrt.layers.attention import Attention, AttentionConfig
 from hybridrt.layers.gated_delta_net import GatedDeltaNet, GatedDeltaNetConfig
 from hybridrt.layers.mlp import MLP
@@ -17,6 +16,7 @@ from hybridrt.layers.rope import Rope, RopeConfig
 from hybridrt.models import olmo2
 from hybridrt.models.causal_lm import CausalLM
 from hybridrt.models.config import ModelConfig
+from hybridrt.models.stream import StreamLayer
 
 
 class Config(ModelConfig):
@@ -99,7 +99,7 @@ class Config(ModelConfig):
         )
 
 
-class LinearLayer(nn.Module):
+class LinearLayer(StreamLayer):
     """Gated DeltaNet, then an MLP, each behind a norm and added to the stream."""
 
     def __init__(self, config: Config) -> None:
@@ -110,12 +110,15 @@ class LinearLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(size, eps)
         self.mlp = MLP(size, config.intermediate_size)
 
-    def forward(
-        self, x: Float[Tensor, "tokens hidden"], batch: ForwardBatch
-    ) -> Float[Tensor, "tokens hidden"]:
-        mixed = self.linear_attn(self.input_layernorm(x), batch)
+    def advance(
+        self,
+        x: Float[Tensor, "tokens hidden"],
+        normed: Float[Tensor, "tokens hidden"],
+        batch: ForwardBatch,
+    ) -> tuple[Float[Tensor, "tokens hidden"], Float[Tensor, "tokens hidden"]]:
+        mixed = self.linear_attn(normed, batch)
         x, normed = add_and_norm(x, mixed, self.post_attention_layernorm)
-        return add(x, self.mlp(normed))
+        return x, self.mlp(normed)
 
 
 class Model(CausalLM):

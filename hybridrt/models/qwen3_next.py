@@ -7,7 +7,6 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from hybridrt.batch import ForwardBatch
-from hybridrt.kernels.add import add
 from hybridrt.layers.attention import AttentionConfig
 from hybridrt.layers.gated_attention import GatedAttention
 from hybridrt.layers.gated_delta_net import GatedDeltaNet, GatedDeltaNetConfig, Projections
@@ -17,6 +16,7 @@ from hybridrt.layers.norm import OffsetRMSNorm, add_and_norm
 from hybridrt.layers.rope import Rope, RopeConfig
 from hybridrt.models.causal_lm import CausalLM
 from hybridrt.models.config import ModelConfig
+from hybridrt.models.stream import StreamLayer
 
 
 class Config(ModelConfig):
@@ -111,7 +111,7 @@ class Config(ModelConfig):
         return MoE(sizes)
 
 
-class Layer(nn.Module):
+class Layer(StreamLayer):
     """A mixer, `self_attn` or `linear_attn`, then a feed-forward layer, each behind a norm."""
 
     def __init__(self, config: Config, index: int, rope: Rope) -> None:
@@ -128,13 +128,16 @@ class Layer(nn.Module):
         self.post_attention_layernorm = OffsetRMSNorm(size, eps)
         self.mlp = config.feed_forward(index)
 
-    def forward(
-        self, x: Float[Tensor, "tokens hidden"], batch: ForwardBatch
-    ) -> Float[Tensor, "tokens hidden"]:
+    def advance(
+        self,
+        x: Float[Tensor, "tokens hidden"],
+        normed: Float[Tensor, "tokens hidden"],
+        batch: ForwardBatch,
+    ) -> tuple[Float[Tensor, "tokens hidden"], Float[Tensor, "tokens hidden"]]:
         mixer = self.get_submodule(self.mixer_name)
-        mixed = mixer(self.input_layernorm(x), batch)
+        mixed = mixer(normed, batch)
         x, normed = add_and_norm(x, mixed, self.post_attention_layernorm)
-        return add(x, self.mlp(normed))
+        return x, self.mlp(normed)
 
 
 class Model(CausalLM):

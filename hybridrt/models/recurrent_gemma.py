@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 from hybridrt.batch import ForwardBatch
 from hybridrt.cache.spec import Window
-from hybridrt.kernels.add import add
 from hybridrt.layers.attention import Attention, AttentionConfig
 from hybridrt.layers.mlp import MLP
 from hybridrt.layers.norm import OffsetRMSNorm, add_and_norm
 from hybridrt.layers.rg_lru import RecurrentBlock, RecurrentBlockConfig
 from hybridrt.layers.rope import Rope
 from hybridrt.models.causal_lm import CausalLM
+from hybridrt.models.stream import StreamLayer
 from hybridrt.models.transformer import TransformerConfig
 
 
@@ -59,8 +59,10 @@ class Config(TransformerConfig):
         return RecurrentBlock(sizes)
 
 
-class Layer(nn.Module):
+class Layer(StreamLayer):
     """A mixer, `temporal_block`, then an MLP, each behind a norm and added to the stream."""
+
+    entry_norm = "temporal_pre_norm"
 
     def __init__(self, config: Config, temporal_block: nn.Module) -> None:
         super().__init__()
@@ -71,12 +73,15 @@ class Layer(nn.Module):
         inner = config.intermediate_size // 2  # it counts the gate's and the other half
         self.mlp_block = MLP(size, inner, bias=True, activation=config.hidden_activation)
 
-    def forward(
-        self, x: Float[Tensor, "tokens hidden"], batch: ForwardBatch
-    ) -> Float[Tensor, "tokens hidden"]:
-        mixed = self.temporal_block(self.temporal_pre_norm(x), batch)
+    def advance(
+        self,
+        x: Float[Tensor, "tokens hidden"],
+        normed: Float[Tensor, "tokens hidden"],
+        batch: ForwardBatch,
+    ) -> tuple[Float[Tensor, "tokens hidden"], Float[Tensor, "tokens hidden"]]:
+        mixed = self.temporal_block(normed, batch)
         x, normed = add_and_norm(x, mixed, self.channel_pre_norm)
-        return add(x, self.mlp_block(normed))
+        return x, self.mlp_block(normed)
 
 
 class Model(CausalLM):

@@ -12,7 +12,7 @@ from torch import Tensor
 from hybridrt.kernels.cpu.attend_blocks import QUERIES
 from hybridrt.kernels.cpu.causal_attention import FEWEST_QUERIES, causal_attention
 from hybridrt.kernels.cpu.packed_dot import OUTPUTS
-from hybridrt.kernels.cpu.pairs import HAS_REGISTERS
+from hybridrt.kernels.cpu.vectors import HAS_REGISTERS
 from hybridrt.kernels.reference import softmax_attention as reference
 from hybridrt.kernels.reference.gather import EVERYTHING, Reach
 from hybridrt.kernels.reference.softmax_attention import Softmax

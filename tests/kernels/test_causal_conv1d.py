@@ -155,6 +155,35 @@ def test_inputs_may_be_a_part_of_wider_rows(backend: StateBackend) -> None:
     assert torch.equal(outs[0], outs[1]) and torch.equal(outs[0], outs[2])
 
 
+@pytest.mark.parametrize(
+    "lengths", [*EXTREMES, Ragged(((3, 1), (0, 9), (5, 2), (0, 1)), 1)], ids=str
+)
+def test_gated_it_is_the_products_one_behind_the_other(
+    device_and_backend: tuple[str, StateBackend], dtype: torch.dtype, lengths: Ragged
+) -> None:
+    device, backend = device_and_backend
+    lengths, draw = in_company(lengths, dtype), torch.Generator().manual_seed(0)
+    rows, _ = draw_tables(lengths, 1, spare=2, draw=draw)
+    batch = make_batch(rows, num_decodes=lengths.num_decodes, device=device)
+    for channels, width in ((16, 3), (21, 2), (2100, 4)):
+        wide = torch.randn(lengths.num_tokens, 3 * channels, generator=draw).to(device, dtype)
+        before, after, x = wide.chunk(3, dim=1)
+        weight = torch.randn(channels, width, generator=draw).to(device, dtype)
+        state = torch.randn(len(rows) + 2, width - 1, channels, generator=draw).to(device, dtype)
+        for activation in (None, "silu"):
+            states = [state.clone() for _ in range(2)]
+            y, gated = (
+                causal_conv1d(
+                    inputs, weight, None, own, *pages_of(batch), batch, backend, activation, *gates
+                )
+                for inputs, own, gates in zip(
+                    (before * x, x), states, ((), (before, after)), strict=True
+                )
+            )
+            assert torch.equal(gated, after * y)
+            assert torch.equal(*states)
+
+
 def test_silu_in_numba_is_silu_however_large_its_argument() -> None:
     x = torch.cat([torch.linspace(-20, 20, 999), torch.tensor([-1e30, -1000, -88, 88, 1e30])])
     batch = make_batch([Row(0, len(x), page=0)], num_decodes=0)

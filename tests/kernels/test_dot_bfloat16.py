@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hybridrt.kernels.cpu.dot_bfloat16 import PAIRS, ROWS, VECTORS, make_dot
-from hybridrt.kernels.cpu.pairs import MULTIPLIES_PAIRS
+from hybridrt.kernels.cpu.vectors import MULTIPLIES_PAIRS
 
 _WAYS = [False, True] if MULTIPLIES_PAIRS else [False]
 

@@ -16,7 +16,7 @@ from hybridrt.kernels.cpu.packed_dot import (
     room_for_inputs,
     widen_block,
 )
-from hybridrt.kernels.cpu.pairs import MULTIPLIES_PAIRS
+from hybridrt.kernels.cpu.vectors import MULTIPLIES_PAIRS
 from tests.harness.properties import bounded
 
 COUNTS = (1, 3, MOST_VECTORS)

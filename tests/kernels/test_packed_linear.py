@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hybridrt.kernels.cpu.packed_linear import AT_ONCE, most_tokens
-from hybridrt.kernels.cpu.pairs import HAS_REGISTERS, MULTIPLIES_PAIRS
+from hybridrt.kernels.cpu.vectors import HAS_REGISTERS, MULTIPLIES_PAIRS
 from hybridrt.kernels.linear import FEWEST_SINGLES, BlockedWeight, find_blocks, pack_weight
 from hybridrt.layers.linear import Linear
 from tests.harness.properties import bounded

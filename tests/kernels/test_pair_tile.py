@@ -20,7 +20,7 @@ from hybridrt.kernels.cpu.pair_tile import (
     make_add_values,
     make_score,
 )
-from hybridrt.kernels.cpu.pairs import MULTIPLIES_PAIRS
+from hybridrt.kernels.cpu.vectors import MULTIPLIES_PAIRS
 from tests.harness.properties import bounded
 from tests.harness.tolerance import assert_close
 

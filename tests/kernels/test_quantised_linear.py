@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridrt.kernels.blocked_matrices import BLOCK
-from hybridrt.kernels.cpu.pairs import MULTIPLIES_PAIRS
 from hybridrt.kernels.cpu.quantised_dot import TOO_MUCH, make_group_dot
 from hybridrt.kernels.cpu.quantised_linear import FEW, TOKENS
+from hybridrt.kernels.cpu.vectors import MULTIPLIES_PAIRS
 from hybridrt.kernels.quantised_linear import (
     GROUP,
     Bits,

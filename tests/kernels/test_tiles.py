@@ -12,7 +12,6 @@ from hybridrt.kernels.cpu.jit import calls, kernel
 from hybridrt.kernels.cpu.one_vector import STEP, multiply_one
 from hybridrt.kernels.cpu.packed_dot import OUTPUTS
 from hybridrt.kernels.cpu.packed_linear import add_products
-from hybridrt.kernels.cpu.pairs import HAS_REGISTERS
 from hybridrt.kernels.cpu.tile_registers import (
     ROWS,
     RUNS,
@@ -21,7 +20,7 @@ from hybridrt.kernels.cpu.tile_registers import (
     take_tiles,
 )
 from hybridrt.kernels.cpu.tiles import add_by_tiles, multiply_runs
-from hybridrt.kernels.cpu.vectors import pointer
+from hybridrt.kernels.cpu.vectors import HAS_REGISTERS, pointer
 from tests.harness.properties import bounded
 
 needs_tiles = pytest.mark.skipif(not multiplies_tiles(), reason="the processor has no AMX")

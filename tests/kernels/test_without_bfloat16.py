@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from hybridrt.kernels.cpu.pairs import HAS_REGISTERS
+from hybridrt.kernels.cpu.vectors import HAS_REGISTERS
 
 ROOT = Path(__file__).parents[2]
 
 TESTS = (
-    "kernels/test_pairs.py",
+    "kernels/test_vectors.py",
     "kernels/test_packed_linear.py::test_alone_is_as_beside_others",
     "kernels/test_packed_linear.py::test_blocks_are_our_own_where_onednn_has_none",
     "kernels/test_packed_linear.py::test_is_the_product",

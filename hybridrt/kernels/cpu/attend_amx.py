@@ -11,7 +11,7 @@ import numpy as np
 from hybridrt.kernels.cpu.attend_tile import TILE, weigh
 from hybridrt.kernels.cpu.bfloat16 import halves, words
 from hybridrt.kernels.cpu.jit import inner
-from hybridrt.kernels.cpu.pairs import store_pairs, store_side_by_side
+from hybridrt.kernels.cpu.pairs import store_side_by_side
 from hybridrt.kernels.cpu.tile_registers import OUTPUTS, ROWS, RUNS
 from hybridrt.kernels.cpu.tiles import add_by_tiles, multiply_runs
 from hybridrt.kernels.cpu.vector_math import mul, splat
@@ -191,7 +191,7 @@ def attend_by_tiles(
         weigh(scores, 0, job.heads, tile, softcap, tops, totals, kept)
         for g in range(job.heads):
             for i in range(g * TILE, g * TILE + tile, LANES):
-                store_pairs(load(scores, i), weights, i)
+                store(load(scores, i), weights, i)
         for d in range(0, sizes.v, OUTPUTS):
             pair_values(at_v, v_places, t, d, min(OUTPUTS, sizes.v - d), tile, values)
             _keep(sums, d * ROWS, job.heads, kept)

@@ -15,7 +15,6 @@ from hybridrt.kernels.cpu.fast_exp import LOG2_E
 from hybridrt.kernels.cpu.jit import ALONE, FIRST, calls, inner, inner_sums, sharing_kernel
 from hybridrt.kernels.cpu.packed_dot import OUTPUTS
 from hybridrt.kernels.cpu.packed_linear import add_products
-from hybridrt.kernels.cpu.pairs import store_pairs
 from hybridrt.kernels.cpu.tile_registers import release_tiles, take_tiles
 from hybridrt.kernels.cpu.vector_math import (
     add,
@@ -107,10 +106,10 @@ def _weigh(scores, rows, scale, tops, kept, totals, weights):  # pragma: no cove
         b = exp2(fma(load(scores, at + LANES), factor, top))
         c = exp2(fma(load(scores, at + 2 * LANES), factor, top))
         d = exp2(fma(load(scores, at + 3 * LANES), factor, top))
-        store_pairs(a, weights, at)
-        store_pairs(b, weights, at + LANES)
-        store_pairs(c, weights, at + 2 * LANES)
-        store_pairs(d, weights, at + 3 * LANES)
+        store(a, weights, at)
+        store(b, weights, at + LANES)
+        store(c, weights, at + 2 * LANES)
+        store(d, weights, at + 3 * LANES)
         before = load(totals, r * LANES)
         store(fma(before, splat(kept[r]), add(add(a, b), add(c, d))), totals, r * LANES)
 

@@ -17,7 +17,7 @@ from hybridrt.kernels.cpu.pair_tile import (
     make_add_values,
     make_score,
 )
-from hybridrt.kernels.cpu.pairs import BY_PAIRS, store_pairs
+from hybridrt.kernels.cpu.pairs import BY_PAIRS
 from hybridrt.kernels.cpu.vector_math import mul, splat
 from hybridrt.kernels.cpu.vectors import LANES, load, load_up_to, pointer, store
 
@@ -88,7 +88,7 @@ def _narrow(at_scores, scores, heads, tile):  # pragma: no cover
     for g in range(heads):
         row = pointer(halves(at_scores + 4 * TILE * g, TILE))
         for t in range(0, tile, LANES):
-            store_pairs(load(scores, TILE * g + t), row, t)
+            store(load(scores, TILE * g + t), row, t)
 
 
 @apart

@@ -12,8 +12,8 @@ from hybridrt.kernels.cpu.attend_lanes import attend_lanes
 from hybridrt.kernels.cpu.bfloat16 import are_singles
 from hybridrt.kernels.cpu.pack_tokens import pack_tokens
 from hybridrt.kernels.cpu.packed_dot import OUTPUTS
-from hybridrt.kernels.cpu.pairs import HAS_REGISTERS
 from hybridrt.kernels.cpu.tile_registers import multiplies_tiles
+from hybridrt.kernels.cpu.vectors import HAS_REGISTERS
 from hybridrt.kernels.reference import softmax_attention as reference
 from hybridrt.kernels.reference.gather import EVERYTHING, Reach
 from hybridrt.kernels.reference.softmax_attention import Softmax

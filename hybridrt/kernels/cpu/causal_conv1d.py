@@ -1,6 +1,6 @@
 """causal_conv1d in numba: one pass over the tokens of all rows, with the activation."""
 
-from typing import Literal, no_type_check
+from typing import Any, Literal, NamedTuple, no_type_check
 
 import numba
 import numpy as np
@@ -21,7 +21,7 @@ from hybridrt.kernels.cpu.state_rows import (
     starts,
     targets,
 )
-from hybridrt.kernels.cpu.vector_math import fma
+from hybridrt.kernels.cpu.vector_math import fma, mul
 from hybridrt.kernels.cpu.vectors import (
     LANES,
     load,
@@ -38,6 +38,17 @@ LINE = 64  # bytes that are read at a time
 CHANNELS = 2048  # a thread's share at most: what a token needs of it stays near
 
 
+class Inputs(NamedTuple):
+    """Addresses of x and what is multiplied, 0 if nothing is, and numbers from token to token."""
+
+    x: int
+    x_stride: int
+    before: int
+    before_stride: int
+    after: int
+    after_stride: int
+
+
 def causal_conv1d(
     x: Float[Tensor, "tokens channels"],
     weight: Float[Tensor, "channels width"],
@@ -47,24 +58,37 @@ def causal_conv1d(
     initial_pages: Int64[Tensor, " rows"],
     batch: Rows,
     activation: Literal["silu"] | None = "silu",
+    before: Float[Tensor, "tokens channels"] | None = None,
+    after: Float[Tensor, "tokens channels"] | None = None,
 ) -> Float[Tensor, "tokens channels"]:
     """See `hybridrt.kernels.causal_conv1d`."""
     if x.dtype != conv_state.dtype or x.dtype not in DTYPES:
+        x = x if before is None else before * x
         args = (x, weight, bias, conv_state, pages, initial_pages, batch, activation)
-        return reference.causal_conv1d(*args)
-    if x.stride(1) != 1:
-        x = x.contiguous()
+        y = reference.causal_conv1d(*args)
+        return y if after is None else after * y
+    x, before, after = (_whole(part) for part in (x, before, after))
+    given = Inputs(*_place(x), *_place(before), *_place(after))
     out = torch.empty(x.shape, dtype=x.dtype)
     weight = weight.to(x.dtype).contiguous()
     bias = None if bias is None else bias.to(x.dtype)
     run = _convolve_few if x.numel() <= SMALL else _convolve_many
     run(
-        *(of_dtype(x), x.data_ptr(), x.stride(0), weight.data_ptr()),
-        0 if bias is None else bias.data_ptr(),
+        *(of_dtype(x), given, weight.data_ptr(), 0 if bias is None else bias.data_ptr()),
         *(StateRows.of(batch, conv_state, pages, initial_pages), conv_state.data_ptr()),
         *(activation is not None, out.data_ptr(), *weight.shape, numba.get_num_threads()),
     )
     return out
+
+
+def _whole(part: Any) -> Any:
+    """The same, each token's channels one behind the other."""
+    return part if part is None or part.stride(1) == 1 else part.contiguous()
+
+
+def _place(part: Float[Tensor, "tokens channels"] | None) -> tuple[int, int]:
+    """Its address and the numbers from a token to the next; what isn't there has none."""
+    return (0, 0) if part is None else (part.data_ptr(), part.stride(0))
 
 
 @inner
@@ -86,10 +110,26 @@ def _convolve_token(like, places, taps, shift, size, silu, result):
 
 @inner
 @no_type_check
-def _place(back, own, earlier, stride, history, channels, is_given, item):  # pragma: no cover
-    """Of a token, counted from the row's first one: those before stand in the state, if any."""
+def _times(like, one, other, size, product):  # pragma: no cover
+    """Writes products of two addresses' numbers to a third one, which may be one of them."""
+    of_one, of_other = pointer(elements(one, size, like)), pointer(elements(other, size, like))
+    out = pointer(elements(product, size, like))
+    for c in range(0, size, LANES):
+        count = min(LANES, size - c)
+        gated = mul(load_up_to(of_one, c, count), load_up_to(of_other, c, count))
+        store_up_to(gated, out, c, count)
+
+
+@inner
+@no_type_check
+def _seen(back, own, step, last, earlier, history, channels, is_given, item):  # pragma: no cover
+    """Where a token's inputs are, counted from the row's first one; 0 where there are none.
+
+    `own` inputs are `step` bytes apart; if not 0, only the `last` so many are there, in turns.
+    Those before the row's first stand in the state, if any.
+    """
     if back >= 0:
-        return own + item * back * stride
+        return own + step * (back % last if last > 0 else back)
     return earlier + item * (history + back) * channels if is_given else 0
 
 
@@ -110,7 +150,7 @@ def _turn(given, size, width, taps):  # pragma: no cover
 @inner
 @no_type_check
 def _convolve(
-    like, x, stride, weight, bias, rows, states, silu, out, channels, width, first, size
+    like, given, weight, bias, rows, states, silu, out, channels, width, first, size
 ):  # fmt: skip  # pragma: no cover
     """All rows' tokens, of `size` channels from the `first` on."""
     history, item = width - 1, like.itemsize
@@ -121,27 +161,38 @@ def _convolve(
             shift[c] = as_float(added[c])
     taps = np.zeros((width, CHANNELS), np.float32)  # a tap's channels in a row
     _turn(elements(weight + item * first * width, size * width, like), size, width, taps)
-    places = np.empty(width, np.int64)
-    tokens, given_state = starts(rows), has_initial(rows)
+    places, last = np.empty(width, np.int64), width if given.before != 0 else 0
+    products = np.empty(item * last * size, np.uint8)  # of the last tokens, as far as taps reach
+    tokens, has_state = starts(rows), has_initial(rows)
     source, target = sources(rows), targets(rows)
     for row in range(live(rows)):
-        begin, count, is_given = tokens[row], tokens[row + 1] - tokens[row], given_state[row] != 0
-        own = x + item * (begin * stride + first)
+        begin, count, is_given = tokens[row], tokens[row + 1] - tokens[row], has_state[row] != 0
+        x, x_step = given.x + item * (begin * given.x_stride + first), item * given.x_stride
+        before = given.before + item * (begin * given.before_stride + first)
+        after = given.after + item * (begin * given.after_stride + first)
+        own, step = (products.ctypes.data, item * size) if last > 0 else (x, x_step)
         earlier = states + item * (source[row] * rows.stride + first)
         left = states + item * (target[row] * rows.stride + first)
         for t in range(count):
+            if last > 0:
+                of_token = before + item * given.before_stride * t
+                _times(like, of_token, x + x_step * t, size, own + step * (t % last))
             for k in range(width):
-                back = t + k - history
-                places[k] = _place(back, own, earlier, stride, history, channels, is_given, item)
+                places[k] = _seen(
+                    t + k - history, own, step, last, earlier, history, channels, is_given, item
+                )  # fmt: skip
             if t + AHEAD < count:
-                coming = pointer(elements(own + item * (t + AHEAD) * stride, size, like))
+                coming = pointer(elements(x + x_step * (t + AHEAD), size, like))
                 for c in range(0, size, LINE // item):
                     prefetch(coming, c)
-            result = elements(out + item * ((begin + t) * channels + first), size, like)
-            _convolve_token(like, places, taps, shift, size, silu, result)
+            at = out + item * ((begin + t) * channels + first)
+            _convolve_token(like, places, taps, shift, size, silu, elements(at, size, like))
+            if given.after != 0:
+                _times(like, at, after + item * given.after_stride * t, size, at)
         for k in range(history):  # from the oldest on, so that a page may be its own source
-            back = count + k - history
-            place = _place(back, own, earlier, stride, history, channels, is_given, item)
+            place = _seen(
+                count + k - history, own, step, last, earlier, history, channels, is_given, item
+            )  # fmt: skip
             kept = octets(left + item * k * channels, item * size)
             if place != 0:
                 seen = octets(place, item * size)
@@ -154,12 +205,12 @@ def _convolve(
 @kernel
 @no_type_check
 def _convolve_few(
-    like, x, stride, weight, bias, rows, states, silu, out, channels, width, threads
+    like, given, weight, bias, rows, states, silu, out, channels, width, threads
 ):  # fmt: skip  # pragma: no cover
     clear_padding(rows, out, like.itemsize * channels)
     for first in range(0, channels, CHANNELS):
         _convolve(
-            like, x, stride, weight, bias, rows, states, silu, out, channels, width, first,
+            like, given, weight, bias, rows, states, silu, out, channels, width, first,
             min(CHANNELS, channels - first)
         )  # fmt: skip
 
@@ -167,7 +218,7 @@ def _convolve_few(
 @parallel_kernel
 @no_type_check
 def _convolve_many(
-    like, x, stride, weight, bias, rows, states, silu, out, channels, width, threads
+    like, given, weight, bias, rows, states, silu, out, channels, width, threads
 ):  # fmt: skip  # pragma: no cover
     clear_padding(rows, out, like.itemsize * channels)
     # As long as can be, since a leap from what one token has of a share to the next takes time.
@@ -175,6 +226,6 @@ def _convolve_many(
     size = (channels + shares * LINE - 1) // (shares * LINE) * LINE
     for share in numba.prange((channels + size - 1) // size):
         _convolve(
-            like, x, stride, weight, bias, rows, states, silu, out, channels, width,
+            like, given, weight, bias, rows, states, silu, out, channels, width,
             share * size, min(size, channels - share * size)
         )  # fmt: skip

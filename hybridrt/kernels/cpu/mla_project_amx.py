@@ -19,10 +19,9 @@ from hybridrt.kernels.cpu.attend_tile import TILE
 from hybridrt.kernels.cpu.bfloat16 import halves
 from hybridrt.kernels.cpu.jit import ALONE, FIRST, inner, sharing_kernel
 from hybridrt.kernels.cpu.mla_project import SMALL
-from hybridrt.kernels.cpu.pairs import store_pairs
 from hybridrt.kernels.cpu.tile_registers import OUTPUTS, ROWS, release_tiles, take_tiles
 from hybridrt.kernels.cpu.tiles import add_by_tiles, multiply_runs
-from hybridrt.kernels.cpu.vectors import LANES, aligned, load, pointer, store_some
+from hybridrt.kernels.cpu.vectors import LANES, aligned, load, pointer, store, store_some
 
 
 def absorb(
@@ -64,7 +63,7 @@ def _write(sums, at, out, size):  # pragma: no cover  (compiled, as all below)
     result = pointer(halves(out, size))
     for d in range(0, size, LANES):
         if d + LANES <= size:
-            store_pairs(load(sums, at + d), result, d)
+            store(load(sums, at + d), result, d)
         else:
             store_some(load(sums, at + d), result, d, size - d)
 

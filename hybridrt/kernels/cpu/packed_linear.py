@@ -29,7 +29,7 @@ from hybridrt.kernels.cpu.packed_dot import (
     room_for_inputs,
     widen_block,
 )
-from hybridrt.kernels.cpu.pairs import BY_PAIRS, store_pairs
+from hybridrt.kernels.cpu.pairs import BY_PAIRS
 from hybridrt.kernels.cpu.tile_registers import WIDTHS, multiplies_tiles, release_tiles, take_tiles
 from hybridrt.kernels.cpu.tiles import add_by_tiles
 from hybridrt.kernels.cpu.vectors import LANES, aligned, load, pointer, store, store_some
@@ -224,7 +224,7 @@ def _multiply_blocks(
             for r in range(0, size, LANES):
                 found = load(totals, t * OUTPUTS + r)
                 if r + LANES <= size:
-                    store_pairs(found, result, r)
+                    store(found, result, r)
                 else:
                     store_some(found, result, r, size - r)
     release_tiles(registers)

@@ -9,21 +9,11 @@ from llvmlite import binding, ir
 from numba.core import types
 from numba.extending import intrinsic
 
-from hybridrt.kernels.cpu.vectors import FLOATS, INT32, LANES, all_lanes, call, narrow
-
-_FEATURES = binding.get_host_cpu_features()
-
-HAS_REGISTERS = all(_FEATURES.get(f"avx512{part}") for part in ("f", "bw", "dq", "vl"))
-"""Whether a vector is one register, which is what kernels of pairs are written for: AVX-512."""
-
-MULTIPLIES_PAIRS = HAS_REGISTERS and bool(_FEATURES.get("avx512bf16"))
-"""Whether the processor multiplies two registers of them, and adds both products of a pair."""
+from hybridrt.kernels.cpu.vectors import FLOATS, INT32, LANES, MULTIPLIES_PAIRS, all_lanes, call
 
 BY_PAIRS = MULTIPLIES_PAIRS and binding.get_host_cpu_name().startswith("znver")
 """Whether that is faster than to widen both numbers, as on AMD's processors. Intel's take twice as
 long for a pair as for two products of float32: 0.5 a cycle beside 2."""
-
-binding.initialize_native_asmparser()  # for the instruction that `store_pairs` names
 
 _FLOATS, _PAIRS = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(INT32, LANES)
 _HALVES = ir.VectorType(ir.IntType(16), LANES)
@@ -68,24 +58,6 @@ def next_to_each_other(builder: Any, one: Any, other: Any) -> tuple[Any, Any]:
     first = builder.or_(builder.and_(one, low), builder.shl(other, bits))
     second = builder.or_(builder.lshr(one, bits), builder.and_(other, builder.not_(low)))
     return first, second
-
-
-@intrinsic
-@no_type_check
-def store_pairs(typing_context, floats, to, place):
-    """Writes all lanes from `place` on as bfloat16."""
-
-    def code(context, builder, signature, args):
-        if MULTIPLIES_PAIRS:
-            of = ir.FunctionType(_HALVES, [_FLOATS])
-            halves = builder.asm(of, "vcvtneps2bf16 $1, $0", "=v,v", [args[0]], False)
-        else:
-            halves = narrow(builder, args[0], types.uint16)
-        address = builder.bitcast(builder.gep(args[1], [args[2]]), _HALVES.as_pointer())
-        builder.store(halves, address, align=2)
-        return context.get_dummy_value()
-
-    return types.void(FLOATS, to, types.intp), code
 
 
 @intrinsic

@@ -19,9 +19,17 @@ from hybridrt.kernels.blocked_matrices import BLOCK
 from hybridrt.kernels.cpu.one_vector import STEP
 from hybridrt.kernels.cpu.packed_dot import LINE, REGISTERS
 from hybridrt.kernels.cpu.packed_dot import MOST_VECTORS as MOST_IN_ORDER
-from hybridrt.kernels.cpu.pairs import BY_PAIRS, MULTIPLIES_PAIRS, add_product, as_singles
+from hybridrt.kernels.cpu.pairs import BY_PAIRS, add_product, as_singles
 from hybridrt.kernels.cpu.tile_registers import HAS_TILES
-from hybridrt.kernels.cpu.vectors import INT32, LANES, all_lanes, begin_to_read, call, in_each_lane
+from hybridrt.kernels.cpu.vectors import (
+    INT32,
+    LANES,
+    MULTIPLIES_PAIRS,
+    all_lanes,
+    begin_to_read,
+    call,
+    in_each_lane,
+)
 
 MOST_VECTORS = 2 if HAS_TILES else MOST_IN_ORDER
 """At once; with even and odd inputs apart twice as many registers are needed."""

@@ -16,7 +16,8 @@ from hybridrt.kernels.blocked_matrices import BLOCK as CHUNK
 from hybridrt.kernels.cpu.bfloat16 import halves, singles, words
 from hybridrt.kernels.cpu.jit import inline, inner
 from hybridrt.kernels.cpu.packed_linear import add_products
-from hybridrt.kernels.cpu.pairs import cut, store_pairs, store_side_by_side, store_tops
+from hybridrt.kernels.cpu.pairs import cut, store_side_by_side, store_tops
+from hybridrt.kernels.cpu.transpose import turn
 from hybridrt.kernels.cpu.vector_math import add, exp, fma, less_of, mul, splat, sub
 from hybridrt.kernels.cpu.vectors import LANES, aligned, load, pointer, store
 
@@ -158,9 +159,9 @@ def _apart(number, to, place, plane):  # pragma: no cover
     first = cut(number)
     left = sub(number, first)
     second = cut(left)
-    store_pairs(first, to, place)
-    store_pairs(second, to, place + plane)
-    store_pairs(sub(left, second), to, place + 2 * plane)
+    store(first, to, place)
+    store(second, to, place + plane)
+    store(sub(left, second), to, place + 2 * plane)
 
 
 @inner
@@ -195,13 +196,16 @@ def _take_apart_decays(room):  # pragma: no cover
 @no_type_check
 def _turn(given, sizes, room, t, count, head):  # pragma: no cover
     """x of a head, turned around."""
-    dim = sizes.head_dim
-    x = halves(room.x.ctypes.data, dim * CHUNK)
-    for j in range(count):
-        values = halves(given.x + 2 * ((t + j) * given.x_stride + head * dim), dim)
-        for p in range(dim):
-            x[p * CHUNK + j] = values[p]
+    dim, whole = sizes.head_dim, count // LANES * LANES
+    x, first = halves(room.x.ctypes.data, dim * CHUNK), t * given.x_stride + head * dim
+    of_x, values = pointer(x), pointer(halves(given.x, 1))
+    for j in range(0, whole, LANES):
+        for p in range(0, dim, LANES):
+            place = first + j * given.x_stride + p
+            turn(values, place, given.x_stride, of_x, p * CHUNK + j, CHUNK)
     for p in range(dim):
+        for j in range(whole, count):
+            x[p * CHUNK + j] = values[first + j * given.x_stride + p]
         x[p * CHUNK + count : (p + 1) * CHUNK] = 0
 
 
@@ -276,14 +280,14 @@ def advance(tiles, given, sizes, room, t, count, head, h, y):  # pragma: no cove
 @inner
 @no_type_check
 def _write_y(given, sizes, room, t, count, head, y):  # pragma: no cover
-    dim, sums, turned = sizes.head_dim, room.sums, room.turned
-    for p in range(dim):
-        for i in range(CHUNK):
-            turned[i * dim + p] = sums[p * CHUNK + i]
-    skip, of_turned = splat(singles(given.D + 4 * head, 1)[0]), pointer(turned)
+    dim, sums, of_turned = sizes.head_dim, pointer(room.sums), pointer(room.turned)
+    for i in range(0, CHUNK, LANES):
+        for p in range(0, dim, LANES):
+            turn(sums, p * CHUNK + i, CHUNK, of_turned, i * dim + p, dim)
+    skip = splat(singles(given.D + 4 * head, 1)[0])
     for i in range(count):
         values = pointer(halves(given.x + 2 * ((t + i) * given.x_stride + head * dim), dim))
         result = pointer(halves(y + 2 * ((t + i) * sizes.heads + head) * dim, dim))
         for p in range(0, dim, LANES):
             total = fma(skip, load(values, p), load(of_turned, i * dim + p))
-            store_pairs(total, result, p)
+            store(total, result, p)

@@ -1,4 +1,4 @@
-"""What is rounded to pairs of bfloat16 is what torch rounds."""
+"""What is rounded to bfloat16 as it is stored is what torch rounds."""
 
 from typing import no_type_check
 
@@ -7,8 +7,14 @@ import pytest
 import torch
 
 from hybridrt.kernels.cpu.bfloat16 import halves, singles
-from hybridrt.kernels.cpu.pairs import HAS_REGISTERS, MULTIPLIES_PAIRS, store_pairs
-from hybridrt.kernels.cpu.vectors import LANES, load, pointer
+from hybridrt.kernels.cpu.vectors import (
+    HAS_REGISTERS,
+    LANES,
+    MULTIPLIES_PAIRS,
+    load,
+    pointer,
+    store,
+)
 
 _TIES = [1 + 2.0**-8, 1 + 3 * 2.0**-8, -1 - 2.0**-8, 1 + 2.0**-8 + 2.0**-20, 1 + 2.0**-8 - 2.0**-20]
 _ENDS = [0.0, -0.0, 2.0**-126, 3.4e38, -3.4e38, torch.inf, -torch.inf, torch.nan]
@@ -18,9 +24,7 @@ _ENDS = [0.0, -0.0, 2.0**-126, 3.4e38, -3.4e38, torch.inf, -torch.inf, torch.nan
 @no_type_check
 def _round(numbers, to, count):  # pragma: no cover  (compiled)
     for place in range(0, count, LANES):
-        store_pairs(
-            load(pointer(singles(numbers, count)), place), pointer(halves(to, count)), place
-        )
+        store(load(pointer(singles(numbers, count)), place), pointer(halves(to, count)), place)
 
 
 @pytest.mark.skipif(not HAS_REGISTERS, reason="the processor has no AVX-512")
