@@ -10,7 +10,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hybridrt.kernels.cpu.attend_blocks import QUERIES
-from hybridrt.kernels.cpu.causal_attention import FEWEST_QUERIES, causal_attention
+from hybridrt.kernels.cpu.causal_attention import (
+    FEWEST_QUERIES,
+    attend_pages,
+    causal_attention,
+    takes_pages,
+)
 from hybridrt.kernels.cpu.packed_dot import OUTPUTS
 from hybridrt.kernels.cpu.vectors import HAS_REGISTERS
 from hybridrt.kernels.reference import softmax_attention as reference
@@ -187,3 +192,41 @@ def test_threads_change_nothing(dtype: torch.dtype) -> None:
         assert torch.equal(case.ours(), alone)
     finally:
         numba.set_num_threads(before)
+
+
+@bounded(60)
+@given(data=st.data())
+def test_in_pages_it_is_the_same_bit_for_bit(data: st.DataObject) -> None:
+    """Whatever the pages' size, order and layout, and wherever in the first one tokens begin."""
+    if not HAS_REGISTERS:
+        pytest.skip("the processor has no AVX-512")
+
+    def draw(least: int, most: int) -> int:
+        return data.draw(st.integers(least, most))
+
+    block_size, kv_heads, group = data.draw(st.sampled_from([1, 3, 16, 24])), draw(1, 3), draw(1, 2)
+    k_size, v_size = 2 * draw(1, 40), draw(1, 70)
+    queries, context, window = draw(16, 90), draw(0, 90), draw(0, 60)
+    reach = Reach(window or None, data.draw(st.booleans()))
+    first, stop = reach.first_visible(context), context + queries
+    begin = first // block_size * block_size
+    blocks = -(-(stop - begin) // block_size)
+    generator = torch.Generator().manual_seed(draw(0, 2**16))
+    shape = (blocks + 2, kv_heads, block_size, k_size + v_size)
+    if by_token := data.draw(st.booleans()):
+        shape = (blocks + 2, block_size, kv_heads, k_size + v_size)
+    kv = torch.randn(shape, generator=generator).bfloat16()
+    kv = kv.transpose(1, 2) if by_token else kv
+    table = torch.randperm(blocks + 2, generator=generator)[:blocks]
+    kv[[block for block in range(blocks + 2) if block not in table.tolist()]] = torch.nan
+    k, v = kv.tensor_split([k_size], dim=-1)
+    q = torch.randn(group * kv_heads, queries, k_size, generator=generator).bfloat16()
+    softmax = Softmax(k_size**-0.5)
+    out = torch.full((queries, len(q), v_size), torch.nan, dtype=torch.bfloat16)
+    assert takes_pages(q, k, v, softmax)
+    more = (first - begin, stop - first, softmax, reach, first, out)
+    attend_pages(q, k, v, table.int(), *more)
+    gathered = kv[table].transpose(0, 1).flatten(1, 2)[:, first - begin : stop - begin]
+    keys, values = gathered.tensor_split([k_size], dim=-1)
+    expected = causal_attention(q, keys, values, softmax, reach, first)
+    assert torch.equal(out.transpose(0, 1), expected)

@@ -3,14 +3,14 @@
 import numba
 import numpy as np
 import torch
-from jaxtyping import BFloat16, Float, Float32
+from jaxtyping import BFloat16, Float, Float32, Int32, Shaped
 from torch import Tensor
 
 from hybridrt.kernels.cpu.attend_blocks import Chunk, attend_blocks
 from hybridrt.kernels.cpu.attend_jobs import Sizes
 from hybridrt.kernels.cpu.attend_lanes import attend_lanes
 from hybridrt.kernels.cpu.bfloat16 import are_singles
-from hybridrt.kernels.cpu.pack_tokens import pack_tokens
+from hybridrt.kernels.cpu.pack_tokens import Pages, pack_tokens
 from hybridrt.kernels.cpu.packed_dot import OUTPUTS
 from hybridrt.kernels.cpu.tile_registers import multiplies_tiles
 from hybridrt.kernels.cpu.vectors import HAS_REGISTERS
@@ -36,7 +36,7 @@ def causal_attention(
     first: int = 0,
 ) -> Float[Tensor, "heads queries head_dim_v"]:
     """See the reference, to which other dtypes and few queries are left."""
-    if q.shape[0] // k.shape[0] * q.shape[1] >= FEWEST_QUERIES:
+    if _are_many(q, len(k)):
         if are_singles(q, k, v):
             return _of_singles(q, k, v, softmax, reach, first)
         if _are_pairs(q, k, v) and softmax.scale > 0:
@@ -94,8 +94,31 @@ def _of_pairs(
     reach: Reach,
     first: int,
 ) -> BFloat16[Tensor, "heads queries head_dim_v"]:
+    """Keys and values are as in a page that holds all of them."""
+    out = torch.empty(q.shape[1], len(q), v.shape[2], dtype=q.dtype)
+    attend_pages(q, k[None], v[None], _ONE_BLOCK, 0, k.shape[1], softmax, reach, first, out)
+    return out.transpose(0, 1)
+
+
+def attend_pages(
+    q: BFloat16[Tensor, "heads queries head_dim_k"],
+    k: BFloat16[Tensor, "blocks kv_heads block_size head_dim_k"],
+    v: BFloat16[Tensor, "blocks kv_heads block_size head_dim_v"],
+    table: Int32[Tensor, " row_blocks"],
+    place: int,
+    tokens: int,
+    softmax: Softmax,
+    reach: Reach,
+    first: int,
+    out: BFloat16[Tensor, "queries heads head_dim_v"],
+) -> None:
+    """`causal_attention` of what `takes_pages`, into `out`.
+
+    The keys and values of so many `tokens`, from the sequence's `first` on, stand in the blocks
+    that `table` names, from a `place` in the first of them on.
+    """
     heads, queries, k_size = q.shape
-    kv_heads, tokens, v_size = v.shape
+    kv_heads, v_size = k.shape[1], v.shape[3]
     group = heads // kv_heads
     first_block = first // OUTPUTS
     blocks = (first + tokens - 1) // OUTPUTS + 1 - first_block
@@ -105,19 +128,17 @@ def _of_pairs(
         torch.empty(at_once, blocks, OUTPUTS * size // 2, dtype=torch.uint32).numpy()
         for size in (k_size, v_width)
     )
-    out = torch.empty(queries, heads, v_size, dtype=q.dtype)
     sinks = torch.empty(0, dtype=torch.float32) if softmax.sinks is None else softmax.sinks.float()
+    k_pages, v_pages = _pages_of(k), _pages_of(v)
     for start in range(0, kv_heads, at_once):
-        some = slice(start, start + at_once)
-        some_k, some_v = k[some], v[some]
+        some = min(at_once, kv_heads - start)
         pack_tokens(
-            *(some_k.data_ptr(), k.stride(0), k.stride(1), k_size),
-            *(some_v.data_ptr(), v.stride(0), v.stride(1), v_size),
-            *(len(some_k), tokens, first - first_block * OUTPUTS, k_blocks, v_blocks),
+            *(k_pages, v_pages, start, table.numpy(), place, k.shape[2], tokens),
+            *(first - first_block * OUTPUTS, k_blocks[:some], v_blocks[:some]),
         )
         chunk = Chunk(
             first_head=start * group,
-            heads=len(some_k) * group,
+            heads=some * group,
             group=group,
             queries=queries,
             position=first + tokens - queries,
@@ -141,7 +162,25 @@ def _of_pairs(
             out.view(torch.uint16).numpy(),
             numba.get_num_threads(),
         )
-    return out.transpose(0, 1)
+
+
+def takes_pages(
+    q: Float[Tensor, "heads queries head_dim_k"],
+    k: Shaped[Tensor, "blocks kv_heads block_size head_dim_k"],
+    v: Shaped[Tensor, "blocks kv_heads block_size head_dim_v"],
+    softmax: Softmax,
+) -> bool:
+    """Whether `attend_pages` takes these: pairs of bfloat16, of enough queries."""
+    return _are_many(q, k.shape[1]) and _are_pairs(q, k, v) and softmax.scale > 0
+
+
+def _pages_of(part: BFloat16[Tensor, "blocks kv_heads block_size dim"]) -> Pages:
+    block, head, token, _ = part.stride()
+    return Pages(part.data_ptr(), block, head, token, part.shape[3])
+
+
+def _are_many(q: Tensor, kv_heads: int) -> bool:
+    return q.shape[0] // kv_heads * q.shape[1] >= FEWEST_QUERIES
 
 
 def _are_pairs(*tensors: Tensor) -> bool:

@@ -1,41 +1,75 @@
-"""Keys and values of a sequence in blocks, as `packed_dot` multiplies them.
+"""Keys and values of a sequence in blocks, as `packed_dot` multiplies them, out of their pages.
 
 A block has `OUTPUTS` tokens, from a multiple of that on; what is no token in it is zero. Keys are
 pairs of a token's numbers, `[dim / 2, tokens, 2]`. Values are pairs of tokens, for `OUTPUTS` of
 their numbers at a time, `[dim / OUTPUTS, tokens / 2, OUTPUTS, 2]`, and zeros behind the last.
 """
 
-from typing import no_type_check
+from typing import NamedTuple, no_type_check
 
 import numba
 import numpy as np
 
-from hybridrt.kernels.cpu.bfloat16 import halves, words
+from hybridrt.kernels.cpu.bfloat16 import halves, singles, words
 from hybridrt.kernels.cpu.jit import inner, parallel_kernel
 from hybridrt.kernels.cpu.packed_dot import OUTPUTS
+from hybridrt.kernels.cpu.transpose import turn
+from hybridrt.kernels.cpu.vectors import LANES, pointer
+
+
+class Pages(NamedTuple):
+    """Where the keys or values of a layer stand: the first one's address, and steps in numbers."""
+
+    address: int
+    block: int
+    head: int
+    token: int
+    size: int
 
 
 @inner
 @no_type_check
-def _pack_keys(keys, step, size, skipped, count, block):  # pragma: no cover  (compiled, as all)
-    pairs = size // 2
+def _find(pages, table, place, block_size):  # pragma: no cover  (compiled, as all below)
+    """The address of a head 0's token, from the places that a table of blocks has on."""
+    block, offset = np.int64(table[place // block_size]), place % block_size
+    return pages.address + 2 * (block * pages.block + offset * pages.token)
+
+
+@inner
+@no_type_check
+def _pack_keys(k, head, table, place, block_size, skipped, count, block):  # pragma: no cover
+    pairs, turned = k.size // 2, k.token % 2 == 0
     if count < OUTPUTS:
         block[:] = 0
-    for t in range(count):
-        key = words(keys + 2 * t * step, pairs)
-        for pair in range(pairs):
-            block[pair * OUTPUTS + skipped + t] = key[pair]
+    to, t = pointer(block.view(np.float32)), 0
+    while t < count:
+        first = _find(k, table, place + t, block_size) + 2 * head * k.head
+        # Tokens of a page are a step apart.
+        side_by_side = min(count - t, block_size - (place + t) % block_size)
+        whole = pairs // LANES * LANES if turned and side_by_side >= LANES else 0
+        some = LANES if whole > 0 else 1
+        for pair in range(0, whole, LANES):
+            keys = pointer(singles(first, pairs))
+            turn(keys, pair, k.token // 2, to, pair * OUTPUTS + skipped + t, OUTPUTS)
+        for i in range(some):
+            key = words(first + 2 * i * k.token, pairs)
+            for pair in range(whole, pairs):
+                block[pair * OUTPUTS + skipped + t + i] = key[pair]
+        t += some
 
 
 @inner
 @no_type_check
-def _pack_values(values, step, size, skipped, count, block):  # pragma: no cover
+def _pack_values(v, head, table, place, block_size, skipped, count, block):  # pragma: no cover
+    size, of_head = v.size, 2 * head * v.head
     if count < OUTPUTS or size % OUTPUTS > 0:
         block[:] = 0
     for t in range(skipped // 2 * 2, skipped + count, 2):
         has_one, has_other = t >= skipped, t + 1 < skipped + count
-        one = halves(values + 2 * (t - skipped) * step, size)
-        other = halves(values + 2 * (t + 1 - skipped) * step, size)
+        at_one = place + t - skipped if has_one else place
+        at_other = at_one + 1 if has_one and has_other else at_one
+        one = halves(_find(v, table, at_one, block_size) + of_head, size)
+        other = halves(_find(v, table, at_other, block_size) + of_head, size)
         for first in range(0, size, OUTPUTS):
             some = min(OUTPUTS, size - first)
             at = (first + t) * OUTPUTS // 2
@@ -53,21 +87,24 @@ def _pack_values(values, step, size, skipped, count, block):  # pragma: no cover
 @parallel_kernel
 @no_type_check
 def pack_tokens(
-    k, k_head, k_token, k_size, v, v_head, v_token, v_size, heads, tokens, skipped, k_blocks,
-    v_blocks
+    k, v, first_head, table, place, block_size, tokens, skipped, k_blocks, v_blocks
 ):  # fmt: skip  # pragma: no cover
-    """Fills `k_blocks` and `v_blocks`, uint32 `[heads, blocks, pairs]`.
+    """Fills `k_blocks` and `v_blocks`, uint32 `[heads, blocks, pairs]`, from the first head on.
 
-    `k` and `v` are addresses, and what follows on them steps in numbers. The first token is
-    `skipped` tokens behind the beginning of the first block.
+    `k` and `v` are `Pages`, `table: int32` has their blocks of `block_size` tokens. The first
+    token stands at a place in those, `skipped` tokens behind the beginning of the first block.
     """
-    blocks = k_blocks.shape[1]
+    heads, blocks = k_blocks.shape[:2]
     for job in numba.prange(heads * blocks):
         head, block = divmod(np.int64(job), blocks)
         before = skipped if block == 0 else 0
         first = block * OUTPUTS + before - skipped
         count = min(tokens - first, OUTPUTS - before)
-        keys = k + 2 * (head * k_head + first * k_token)
-        values = v + 2 * (head * v_head + first * v_token)
-        _pack_keys(keys, k_token, k_size, before, count, k_blocks[head, block])
-        _pack_values(values, v_token, v_size, before, count, v_blocks[head, block])
+        _pack_keys(
+            k, first_head + head, table, place + first, block_size, before, count,
+            k_blocks[head, block]
+        )  # fmt: skip
+        _pack_values(
+            v, first_head + head, table, place + first, block_size, before, count,
+            v_blocks[head, block]
+        )  # fmt: skip

@@ -1,20 +1,20 @@
 """paged_attention in numba: keys and values are read where they stand, without a copy.
 
-Chunks of what isn't float32 are gathered.
+Those of chunks in bfloat16 are put into blocks, and of what isn't float32 either they are gathered.
 """
 
 import numba
 import numpy as np
 import torch
-from jaxtyping import Float, Float32, Shaped
+from jaxtyping import BFloat16, Float, Float32, Shaped
 from torch import Tensor
 
-from hybridrt.batch import Rows, TokenPages
+from hybridrt.batch import Prefill, Rows, TokenPages
 from hybridrt.kernels.cpu.attend import FEW_HEADS, attend, by_tiles
 from hybridrt.kernels.cpu.attend_jobs import Sizes
 from hybridrt.kernels.cpu.attend_lanes import attend_lanes
 from hybridrt.kernels.cpu.bfloat16 import DTYPES, are_singles, is_readable, of_dtype
-from hybridrt.kernels.cpu.causal_attention import causal_attention
+from hybridrt.kernels.cpu.causal_attention import attend_pages, causal_attention, takes_pages
 from hybridrt.kernels.reference import paged_attention as reference
 from hybridrt.kernels.reference.gather import Reach
 from hybridrt.kernels.reference.softmax_attention import Softmax
@@ -50,9 +50,36 @@ def paged_attention(
         out[:n] = decoded
     if k_scale is None and are_singles(q, k, v):
         _attend_chunks(q, k, v, pages, batch, softmax, reach, out)
-    else:
-        reference.attend_chunks(q, cache, pages, batch, softmax, reach, out, causal_attention)
+        return out
+    stop = n
+    for row in batch.prefills:
+        stop = row.stop
+        queries, of_row = q[row.start : stop], out[row.start : stop]
+        if k_scale is None and takes_pages(queries.transpose(0, 1), k, v, softmax):
+            _attend_in_pages(queries, k, v, pages, row, softmax, reach, of_row)
+        else:
+            more = pages, row, softmax, reach, causal_attention
+            of_row[:] = reference.attend_chunk(queries, cache, *more)
+    out[stop:] = 0
     return out
+
+
+def _attend_in_pages(
+    q: BFloat16[Tensor, "queries heads head_dim_k"],
+    k: BFloat16[Tensor, "blocks kv_heads block_size head_dim_k"],
+    v: BFloat16[Tensor, "blocks kv_heads block_size head_dim_v"],
+    pages: TokenPages,
+    row: Prefill,
+    softmax: Softmax,
+    reach: Reach,
+    out: BFloat16[Tensor, "queries heads head_dim_v"],
+) -> None:
+    """One prefill row, which reads no more than its queries see."""
+    first = reach.first_visible(row.context)
+    place, tokens = first % k.shape[2], row.context + len(q) - first
+    table = pages.page_table[row.row]
+    more = table, place, tokens, softmax, reach, first, out
+    attend_pages(q.transpose(0, 1), k, v, *more)
 
 
 def _attend_chunks(
