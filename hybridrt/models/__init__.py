@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _SHARED = {
     *("causal_lm", "checks", "config", "decoder", "multimodal", "routing", "transformer"),
-    *("mixer_layer", "shared_block"),
+    *("mixer_layer", "shared_block", "stream"),
     *("stack_attention", "stack_feed_forward", "stack_layer", "stack_recurrent"),
     # Second files of models.
     *("deepseek_v4_config", "dots3_note_config", "gemma4_config", "glm5_next_config"),

@@ -200,8 +200,9 @@ def _work(
     rooms = None if by_tiles is None else rooms_of(sizes.k, sizes.more)
     queries, tiles = aligned(most * width), take_tiles(by_tiles is not None)
     queries[:] = 0
+    scores = aligned((most if by_tiles is None else max(most, ROWS)) * TILE)
     softmax = Softmax(
-        aligned(most * TILE), np.empty(most, np.float32), np.empty(most, np.float32),
+        scores, np.empty(most, np.float32), np.empty(most, np.float32),
         np.empty(most, np.float32), aligned((sizes.v + run - 1) // run * run_step)
     )  # fmt: skip
     places, coming = room_for_places(), room_for_places()

@@ -14,10 +14,12 @@ from hybridrt.kernels.cpu.jit import inner
 from hybridrt.kernels.cpu.pairs import store_side_by_side
 from hybridrt.kernels.cpu.tile_registers import OUTPUTS, ROWS, RUNS
 from hybridrt.kernels.cpu.tiles import add_by_tiles, multiply_runs
+from hybridrt.kernels.cpu.transpose import turn
 from hybridrt.kernels.cpu.vector_math import mul, splat
 from hybridrt.kernels.cpu.vectors import LANES, aligned, load, pointer, store
 
 assert RUNS * ROWS == TILE, "a tile of tokens is multiplied at once"
+assert ROWS == LANES, "scores are turned around in registers"
 
 STEP = 2 * ROWS
 """Numbers of a key that are multiplied at once."""
@@ -118,10 +120,16 @@ def find_runs(
 @inner
 @no_type_check
 def by_head(found, heads, count, scale, scores):  # pragma: no cover
-    """`found: float32[TILE, ROWS]` of `multiply_runs`, scaled, as `attend_tile` has scores."""
-    for g in range(heads):
-        for t in range(count):
-            scores[g * TILE + t] = found[t * ROWS + g] * scale
+    """`found: float32[TILE, ROWS]` of `multiply_runs`, scaled, as `attend_tile` has scores.
+
+    Of heads that aren't there, up to `ROWS`, scores are written too.
+    """
+    factor = splat(scale)
+    for t in range(0, count, LANES):
+        turn(found, t * ROWS, ROWS, scores, t, TILE)
+        for g in range(heads):
+            at = g * TILE + t
+            store(mul(load(scores, at), factor), scores, at)
 
 
 @inner

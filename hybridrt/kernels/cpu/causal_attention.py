@@ -21,7 +21,8 @@ from hybridrt.kernels.reference.softmax_attention import Softmax
 FEWEST_QUERIES = 16
 """Of all heads of a key head: for fewer it takes longer to put keys into blocks, or lanes idle."""
 
-_ONE_BLOCK = torch.zeros(1, dtype=torch.int32)
+ONE_BLOCK = torch.zeros(1, dtype=torch.int32)
+"""The table of what stands in a page that holds all of it."""
 
 MOST_BYTES = 2**24
 """Of blocks at once: of more, heads take turns, since new memory takes longer than used one."""
@@ -78,7 +79,7 @@ def _of_singles(
     sinks = None if softmax.sinks is None else softmax.sinks.float().contiguous()
     attend_lanes(
         *(q.data_ptr(), k.data_ptr() - before * k.stride(1), 0),
-        *(v.data_ptr() - before * v.stride(1), _ONE_BLOCK.data_ptr()),
+        *(v.data_ptr() - before * v.stride(1), ONE_BLOCK.data_ptr()),
         *(first + k.shape[1] - queries, queries, len(q), sizes),
         *(np.float32(softmax.scale), np.float32(softmax.softcap or 0)),
         *(0 if sinks is None else sinks.data_ptr(), out.data_ptr(), numba.get_num_threads()),
@@ -96,13 +97,13 @@ def _of_pairs(
 ) -> BFloat16[Tensor, "heads queries head_dim_v"]:
     """Keys and values are as in a page that holds all of them."""
     out = torch.empty(q.shape[1], len(q), v.shape[2], dtype=q.dtype)
-    attend_pages(q, k[None], v[None], _ONE_BLOCK, 0, k.shape[1], softmax, reach, first, out)
+    attend_pages(q, (k[None],), v[None], ONE_BLOCK, 0, k.shape[1], softmax, reach, first, out)
     return out.transpose(0, 1)
 
 
 def attend_pages(
     q: BFloat16[Tensor, "heads queries head_dim_k"],
-    k: BFloat16[Tensor, "blocks kv_heads block_size head_dim_k"],
+    k: tuple[BFloat16[Tensor, "blocks kv_heads block_size _"], ...],
     v: BFloat16[Tensor, "blocks kv_heads block_size head_dim_v"],
     table: Int32[Tensor, " row_blocks"],
     place: int,
@@ -112,13 +113,13 @@ def attend_pages(
     first: int,
     out: BFloat16[Tensor, "queries heads head_dim_v"],
 ) -> None:
-    """`causal_attention` of what `takes_pages`, into `out`.
+    """`causal_attention` of what `takes_pages`, into `out`; keys have one or two parts.
 
     The keys and values of so many `tokens`, from the sequence's `first` on, stand in the blocks
     that `table` names, from a `place` in the first of them on.
     """
     heads, queries, k_size = q.shape
-    kv_heads, v_size = k.shape[1], v.shape[3]
+    _, kv_heads, block_size, v_size = v.shape
     group = heads // kv_heads
     first_block = first // OUTPUTS
     blocks = (first + tokens - 1) // OUTPUTS + 1 - first_block
@@ -129,11 +130,12 @@ def attend_pages(
         for size in (k_size, v_width)
     )
     sinks = torch.empty(0, dtype=torch.float32) if softmax.sinks is None else softmax.sinks.float()
-    k_pages, v_pages = _pages_of(k), _pages_of(v)
+    more = k[1] if len(k) == 2 else k[0][..., :0]
+    stored = (_pages_of(k[0]), _pages_of(more), _pages_of(v))
     for start in range(0, kv_heads, at_once):
         some = min(at_once, kv_heads - start)
         pack_tokens(
-            *(k_pages, v_pages, start, table.numpy(), place, k.shape[2], tokens),
+            *(*stored, start, table.numpy(), place, block_size, tokens),
             *(first - first_block * OUTPUTS, k_blocks[:some], v_blocks[:some]),
         )
         chunk = Chunk(
@@ -166,12 +168,13 @@ def attend_pages(
 
 def takes_pages(
     q: Float[Tensor, "heads queries head_dim_k"],
-    k: Shaped[Tensor, "blocks kv_heads block_size head_dim_k"],
+    k: tuple[Shaped[Tensor, "blocks kv_heads block_size _"], ...],
     v: Shaped[Tensor, "blocks kv_heads block_size head_dim_v"],
     softmax: Softmax,
 ) -> bool:
     """Whether `attend_pages` takes these: pairs of bfloat16, of enough queries."""
-    return _are_many(q, k.shape[1]) and _are_pairs(q, k, v) and softmax.scale > 0
+    even = all(part.shape[3] % 2 == 0 for part in k)
+    return even and softmax.scale > 0 and _are_many(q, v.shape[1]) and _are_pairs(q, *k, v)
 
 
 def _pages_of(part: BFloat16[Tensor, "blocks kv_heads block_size dim"]) -> Pages:

@@ -6,8 +6,9 @@ Those of chunks are gathered if they aren't float32, or if they are to be expand
 import numba
 import numpy as np
 import torch
-from jaxtyping import Float, Float32, Shaped
+from jaxtyping import BFloat16, Float, Float32, Shaped
 from torch import Tensor
+from torch.nn.functional import linear
 
 from hybridrt.batch import Prefill, Rows, TokenPages
 from hybridrt.kernels.cpu import mla_project, mla_project_amx, mla_project_pairs
@@ -15,7 +16,12 @@ from hybridrt.kernels.cpu.attend import attend, by_tiles
 from hybridrt.kernels.cpu.attend_jobs import Sizes
 from hybridrt.kernels.cpu.attend_lanes import attend_lanes
 from hybridrt.kernels.cpu.bfloat16 import are_singles, is_readable, of_dtype
-from hybridrt.kernels.cpu.causal_attention import causal_attention
+from hybridrt.kernels.cpu.causal_attention import (
+    ONE_BLOCK,
+    attend_pages,
+    causal_attention,
+    takes_pages,
+)
 from hybridrt.kernels.reference import mla_attention as reference
 from hybridrt.kernels.reference.gather import Reach
 from hybridrt.kernels.reference.softmax_attention import Softmax
@@ -63,12 +69,58 @@ def mla_attention(
             q = reference.absorb(*queries, w_uk).contiguous()
             attended = _attend_chunk(q, c_kv, k_pe, pages, row, scale, reach)
             out[tokens] = reference.expand_values(attended, w_uv)
+        elif all(part.dtype == torch.bfloat16 for part in (q_nope, c_kv, k_pe, w_uk, w_uv)):
+            _attend_latents(*queries, latents, *weights, pages, row, softmax, reach, out[tokens])
         else:
             more = pages, row, softmax, reach, causal_attention
             out[tokens] = reference.attend_row(*queries, latents, *weights, *more)
     if stop < len(out):
         out[stop:] = 0
     return out
+
+
+def _attend_latents(
+    q_nope: BFloat16[Tensor, "queries heads nope_dim"],
+    q_pe: BFloat16[Tensor, "queries heads rope_dim"],
+    latents: reference.Latents,
+    w_uk: BFloat16[Tensor, "heads nope_dim rank"],
+    w_uv: BFloat16[Tensor, "heads v_dim rank"],
+    pages: TokenPages,
+    row: Prefill,
+    softmax: Softmax,
+    reach: Reach,
+    out: BFloat16[Tensor, "queries heads v_dim"],
+) -> None:
+    """A prefill row, whose keys, if latents are expanded, are read in two parts."""
+    first = reach.first_visible(row.context)
+    if reference.expanding_is_cheaper(row, w_uk, w_uv, q_pe.shape[-1], first):
+        c_kv, k_pe = reference.read_row(latents, pages, row, q_nope.dtype, first)
+        q = torch.cat([q_nope, q_pe], dim=-1).transpose(0, 1)
+        k_nope, v = _expand(c_kv, w_uk, w_uv)
+        k = k_nope, k_pe.expand(1, k_nope.shape[1], *k_pe.shape)
+        if takes_pages(q, k, v, softmax):
+            attend_pages(q, k, v, ONE_BLOCK, 0, len(c_kv), softmax, reach, first, out)
+            return
+    more = pages, row, softmax, reach, causal_attention
+    out[:] = reference.attend_row(q_nope, q_pe, latents, w_uk, w_uv, *more)
+
+
+def _expand(
+    c_kv: BFloat16[Tensor, "latents rank"],
+    w_uk: BFloat16[Tensor, "heads nope_dim rank"],
+    w_uv: BFloat16[Tensor, "heads v_dim rank"],
+) -> tuple[
+    BFloat16[Tensor, "one heads latents nope_dim"], BFloat16[Tensor, "one heads latents v_dim"]
+]:
+    """What each head makes of the latents, by one product if both weights are parts of one."""
+    heads, nope_dim, rank = w_uk.shape
+    both_dims = nope_dim + w_uv.shape[1]
+    strides, distance = (both_dims * rank, rank, 1), w_uv.data_ptr() - w_uk.data_ptr()
+    if {w_uk.stride(), w_uv.stride()} == {strides} and distance == w_uk.itemsize * nope_dim * rank:
+        weight = w_uk.as_strided((heads * both_dims, rank), (rank, 1))
+        both = linear(c_kv, weight).view(1, len(c_kv), heads, both_dims).transpose(1, 2)
+        return both[..., :nope_dim], both[..., nope_dim:]
+    return reference.of_heads(c_kv, w_uk)[None], reference.of_heads(c_kv, w_uv)[None]
 
 
 def _stays(

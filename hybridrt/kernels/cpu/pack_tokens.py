@@ -87,12 +87,13 @@ def _pack_values(v, head, table, place, block_size, skipped, count, block):  # p
 @parallel_kernel
 @no_type_check
 def pack_tokens(
-    k, v, first_head, table, place, block_size, tokens, skipped, k_blocks, v_blocks
+    k, more, v, first_head, table, place, block_size, tokens, skipped, k_blocks, v_blocks
 ):  # fmt: skip  # pragma: no cover
     """Fills `k_blocks` and `v_blocks`, uint32 `[heads, blocks, pairs]`, from the first head on.
 
-    `k` and `v` are `Pages`, `table: int32` has their blocks of `block_size` tokens. The first
-    token stands at a place in those, `skipped` tokens behind the beginning of the first block.
+    Keys are `[k, more]`. These and `v` are `Pages`, `table: int32` has their blocks of
+    `block_size` tokens. The first token stands at a place in those, `skipped` tokens behind the
+    beginning of the first block.
     """
     heads, blocks = k_blocks.shape[:2]
     for job in numba.prange(heads * blocks):
@@ -100,9 +101,12 @@ def pack_tokens(
         before = skipped if block == 0 else 0
         first = block * OUTPUTS + before - skipped
         count = min(tokens - first, OUTPUTS - before)
+        keys, split = k_blocks[head, block], k.size // 2 * OUTPUTS
         _pack_keys(
-            k, first_head + head, table, place + first, block_size, before, count,
-            k_blocks[head, block]
+            k, first_head + head, table, place + first, block_size, before, count, keys[:split]
+        )  # fmt: skip
+        _pack_keys(
+            more, first_head + head, table, place + first, block_size, before, count, keys[split:]
         )  # fmt: skip
         _pack_values(
             v, first_head + head, table, place + first, block_size, before, count,

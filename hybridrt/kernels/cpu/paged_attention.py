@@ -55,7 +55,7 @@ def paged_attention(
     for row in batch.prefills:
         stop = row.stop
         queries, of_row = q[row.start : stop], out[row.start : stop]
-        if k_scale is None and takes_pages(queries.transpose(0, 1), k, v, softmax):
+        if k_scale is None and takes_pages(queries.transpose(0, 1), (k,), v, softmax):
             _attend_in_pages(queries, k, v, pages, row, softmax, reach, of_row)
         else:
             more = pages, row, softmax, reach, causal_attention
@@ -79,7 +79,7 @@ def _attend_in_pages(
     place, tokens = first % k.shape[2], row.context + len(q) - first
     table = pages.page_table[row.row]
     more = table, place, tokens, softmax, reach, first, out
-    attend_pages(q.transpose(0, 1), k, v, *more)
+    attend_pages(q.transpose(0, 1), (k,), v, *more)
 
 
 def _attend_chunks(

@@ -125,7 +125,7 @@ def attend_row(
 ) -> Float[Tensor, "queries heads v_dim"]:
     """The queries of one prefill row, in the cheaper form."""
     first = reach.first_visible(row.context)
-    cached = _read_row(latents, pages, row, q_nope.dtype, first)
+    cached = read_row(latents, pages, row, q_nope.dtype, first)
     expands = expanding_is_cheaper(row, w_uk, w_uv, q_pe.shape[-1], first)
     form = _expanded if expands else _absorbed
     return form(q_nope, q_pe, *cached, w_uk, w_uv, softmax, reach, first, attend)
@@ -153,10 +153,10 @@ def expanding_is_cheaper(
     return expanded < absorbed
 
 
-def _read_row(
+def read_row(
     latents: Latents, pages: TokenPages, row: Prefill, dtype: torch.dtype, first: int
 ) -> tuple[Float[Tensor, "latents rank"], Float[Tensor, "latents rope_dim"]]:
-    """From the token `first` on, in whose block the row's page table begins."""
+    """A row's latents from the token `first` on, in whose block the row's page table begins."""
     block_size, seq_len = latents.c_kv.shape[1], row.context + row.stop - row.start
     begin = first // block_size * block_size
     blocks = pages.page_table[row.row, : blocks_for(seq_len - begin, block_size)]
