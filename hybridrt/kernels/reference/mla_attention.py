@@ -241,13 +241,13 @@ def _expanded(
     attend: CausalAttention,
 ) -> Float[Tensor, "queries heads v_dim"]:
     q = torch.cat([q_nope, q_pe], dim=-1).transpose(0, 1)
-    k_nope = _of_heads(c_kv, w_uk)
+    k_nope = of_heads(c_kv, w_uk)
     k = torch.cat([k_nope, k_pe.expand(len(w_uk), -1, -1)], dim=-1)
-    v = _of_heads(c_kv, w_uv)
+    v = of_heads(c_kv, w_uv)
     return attend(q, k, v, softmax, reach, first).transpose(0, 1)
 
 
-def _of_heads(
+def of_heads(
     c_kv: Float[Tensor, "latents rank"], weight: Float[Tensor, "heads dim rank"]
 ) -> Float[Tensor, "heads latents dim"]:
     """What each head makes of the latents: one product for all heads takes least time."""
