@@ -85,6 +85,7 @@ def test_ragged_batches(
     pages._check(lengths, place[1], (place[0], "triton"), sizes, seed)
 
 
+@ONE_DTYPE_HERE
 @pytest.mark.parametrize(
     ("channels", "first"), [(24, 24), (40, 40), (64, 64), (72, 64), (80, 64), (96, 64), (100, 100)]
 )
@@ -112,6 +113,7 @@ def test_extreme_batches(place: Place, lengths: Ragged) -> None:
     pages._check(lengths, place[1], (place[0], "triton"))
 
 
+@ONE_DTYPE_HERE
 @SPLITS
 @pytest.mark.parametrize(
     "sizes",

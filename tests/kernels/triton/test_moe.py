@@ -40,6 +40,7 @@ def test_random_routings(place: Place, seed: int) -> None:
     experts._check(torch.stack(ids), place[1], place[0], count, seed=seed)
 
 
+@ONE_DTYPE_HERE
 @pytest.mark.parametrize(
     "ids",
     [[[3]], [[0, 1, 2, 3]], [[2]] * 50, [[7, 0]] * 3 + [[0, 7]] * 3],
@@ -49,6 +50,7 @@ def test_extreme_routings(place: Place, ids: list[list[int]]) -> None:
     experts._check(torch.tensor(ids), place[1], place[0], experts=8)
 
 
+@ONE_DTYPE_HERE
 @pytest.mark.parametrize("_put_in", ["sorted", "grouped"], indirect=True)
 @pytest.mark.parametrize(("hidden", "inner"), [(64, 128), (72, 136)], ids=["whole", "ragged"])
 def test_many_tokens_of_an_expert(place: Place, hidden: int, inner: int) -> None:
@@ -58,6 +60,7 @@ def test_many_tokens_of_an_expert(place: Place, hidden: int, inner: int) -> None
     experts._check(ids[order], place[1], place[0], experts=4, hidden=hidden, inner=inner)
 
 
+@ONE_DTYPE_HERE
 @pytest.mark.parametrize("_put_in", ["sorted"], indirect=True)
 @pytest.mark.parametrize("gating", ["silu", "silu by turns", "clamped halves"])
 def test_programs_of_several_blocks(
@@ -70,6 +73,7 @@ def test_programs_of_several_blocks(
     experts.test_gates_and_biases(place[0], place[1], 40, 128, 64, gating, True)
 
 
+@ONE_DTYPE_HERE
 @NOT_GROUPED
 @pytest.mark.parametrize(("hidden", "inner"), [(1, 1), (7, 3), (70, 130)])
 @pytest.mark.parametrize("tokens", [1, 3])

@@ -76,6 +76,7 @@ def test_ssd(place: Place, lengths: Ragged) -> None:
     dual._check(lengths, place[1], (place[0], "triton"))
 
 
+@ONE_DTYPE_HERE
 @pytest.mark.parametrize("sizes", dual.ODD, ids=str)
 def test_ssd_of_odd_sizes(place: Place, sizes: dual.Sizes) -> None:
     dual._check(FEW, place[1], (place[0], "triton"), sizes)
@@ -100,6 +101,7 @@ def test_ssd_of_rows_that_end_about_where_chunks_do(
     dual._check(lengths, place[1], (place[0], "triton"), sizes)
 
 
+@ONE_DTYPE_HERE
 def test_ssd_of_many_channels_and_states(place: Place) -> None:
     sizes = dual.Sizes(2, 1, head_dim=72, state_size=136, chunk_size=256)
     dual._check(Ragged(((0, 300), (2, 5)), 0), place[1], (place[0], "triton"), sizes)
@@ -171,6 +173,7 @@ def test_delta_rule_of_a_token(place: Place, lengths: Ragged) -> None:
     delta._check(lengths, torch.float32, (place[0], "triton"))
 
 
+@ONE_DTYPE_HERE
 @pytest.mark.parametrize(
     "sizes",
     [
