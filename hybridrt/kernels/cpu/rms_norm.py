@@ -11,9 +11,11 @@ import torch
 from jaxtyping import BFloat16
 from torch import Tensor
 
-from hybridrt.kernels.cpu.bfloat16 import halves, narrow, widen
+from hybridrt.kernels.cpu.bfloat16 import halves, widen
 from hybridrt.kernels.cpu.elementwise import add_part
 from hybridrt.kernels.cpu.jit import FEW, inner_fast, kernel, parallel_kernel
+from hybridrt.kernels.cpu.vector_math import add, mul, splat
+from hybridrt.kernels.cpu.vectors import LANES, load_up_to, pointer, store_up_to
 
 
 def rms_norm(
@@ -66,8 +68,13 @@ def _norm(  # pragma: no cover  (compiled)
             v = widen(given[i])
             total += v * v
         scale = np.float32(1) / np.sqrt(total / np.float32(size) + np.float32(eps))
-        for i in range(size):
-            result[i] = narrow(widen(given[i]) * scale * (widen(w[i]) + np.float32(offset)))
+        of_given, of_w, of_result = pointer(given), pointer(w), pointer(result)
+        of_all, shift = splat(scale), splat(np.float32(offset))
+        for i in range(0, size, LANES):
+            left = size - i
+            weight = add(load_up_to(of_w, i, left), shift)
+            normed = mul(mul(load_up_to(of_given, i, left), of_all), weight)
+            store_up_to(normed, of_result, i, left)
 
 
 @kernel

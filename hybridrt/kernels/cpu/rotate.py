@@ -10,6 +10,8 @@ from torch import Tensor
 
 from hybridrt.kernels.cpu.bfloat16 import halves, integers, narrow, singles, widen
 from hybridrt.kernels.cpu.jit import FEW, inner_fast, kernel, parallel_kernel
+from hybridrt.kernels.cpu.vector_math import fma, mul, splat, sub
+from hybridrt.kernels.cpu.vectors import LANES, load_up_to, pointer, store_up_to
 
 
 def rotate(
@@ -45,6 +47,7 @@ def _rotate(  # pragma: no cover  (compiled)
     x, stride, head_stride, table, position, out, heads, size, half, interleaved, sign
 ):
     angles = singles(table + 8 * position * half, 2 * half)
+    of_angles, way = pointer(angles), splat(np.float32(sign))
     for head in range(heads):
         given = halves(x + 2 * head * head_stride, size)
         result = halves(out + 2 * head * size, size)
@@ -55,11 +58,14 @@ def _rotate(  # pragma: no cover  (compiled)
                 result[2 * j] = narrow(a * cos - b * sin)
                 result[2 * j + 1] = narrow(b * cos + a * sin)
         else:
-            for j in range(half):
-                cos, sin = angles[j], angles[half + j] * np.float32(sign)
-                a, b = widen(given[j]), widen(given[half + j])
-                result[j] = narrow(a * cos - b * sin)
-                result[half + j] = narrow(b * cos + a * sin)
+            of_given, of_result = pointer(given), pointer(result)
+            for j in range(0, half, LANES):
+                left = half - j
+                cos = load_up_to(of_angles, j, left)
+                sin = mul(load_up_to(of_angles, half + j, left), way)
+                a, b = load_up_to(of_given, j, left), load_up_to(of_given, half + j, left)
+                store_up_to(sub(mul(a, cos), mul(b, sin)), of_result, j, left)
+                store_up_to(fma(b, cos, mul(a, sin)), of_result, half + j, left)
         for j in range(2 * half, size):
             result[j] = given[j]
 

@@ -2,11 +2,16 @@
 
 from typing import no_type_check
 
+import numba
+import numpy as np
 from jaxtyping import Int64, Shaped
 from torch import Tensor
 
 from hybridrt.kernels.cpu.bfloat16 import integers, octets
-from hybridrt.kernels.cpu.jit import kernel
+from hybridrt.kernels.cpu.jit import inner, kernel, parallel_kernel
+
+FEW_BYTES = 2**16
+"""Up to which waking other threads would cost more than they save."""
 
 
 def takes(cache: Shaped[Tensor, "  blocks block_size *dims"]) -> bool:
@@ -24,7 +29,8 @@ def write_pages(
     if values.stride(-1) != 1:
         values = values.contiguous()
     itemsize, has_rows = cache.itemsize, cache.dim() == 4
-    _write(
+    run = _write_few if values.numel() * itemsize <= FEW_BYTES else _write_many
+    run(
         values.data_ptr(),
         cache.data_ptr(),
         slots.data_ptr(),
@@ -40,30 +46,45 @@ def write_pages(
     )
 
 
+@inner
+@no_type_check
+def _write(
+    t, values, cache, slots, tokens, given_stride, rows, given_row, size, block_size, block_stride,
+    token_stride, row_stride
+):  # fmt: skip  # pragma: no cover  (compiled, as all below)
+    slot = integers(slots, tokens)[t]
+    if slot < 0:
+        return
+    block, offset = slot // block_size, slot % block_size
+    place = cache + block * block_stride + offset * token_stride
+    for row in range(rows):
+        given = octets(values + t * given_stride + row * given_row, size)
+        target = octets(place + row * row_stride, size)
+        for i in range(size):
+            target[i] = given[i]
+
+
 @kernel
 @no_type_check
-def _write(  # pragma: no cover  (compiled)
-    values,
-    cache,
-    slots,
-    tokens,
-    given_stride,
-    rows,
-    given_row,
-    size,
-    block_size,
-    block_stride,
-    token_stride,
-    row_stride,
-):
-    slot = integers(slots, tokens)
+def _write_few(
+    values, cache, slots, tokens, given_stride, rows, given_row, size, block_size, block_stride,
+    token_stride, row_stride
+):  # fmt: skip  # pragma: no cover
     for t in range(tokens):
-        if slot[t] < 0:
-            continue
-        block, offset = slot[t] // block_size, slot[t] % block_size
-        place = cache + block * block_stride + offset * token_stride
-        for row in range(rows):
-            given = octets(values + t * given_stride + row * given_row, size)
-            target = octets(place + row * row_stride, size)
-            for i in range(size):
-                target[i] = given[i]
+        _write(
+            t, values, cache, slots, tokens, given_stride, rows, given_row, size, block_size,
+            block_stride, token_stride, row_stride
+        )  # fmt: skip
+
+
+@parallel_kernel
+@no_type_check
+def _write_many(
+    values, cache, slots, tokens, given_stride, rows, given_row, size, block_size, block_stride,
+    token_stride, row_stride
+):  # fmt: skip  # pragma: no cover
+    for t in numba.prange(tokens):
+        _write(
+            np.int64(t), values, cache, slots, tokens, given_stride, rows, given_row, size,
+            block_size, block_stride, token_stride, row_stride
+        )  # fmt: skip
