@@ -20,7 +20,7 @@ from hybridrt.kernels.cpu.jit import (
     parallel_kernel,
 )
 from hybridrt.kernels.cpu.vector_math import add, div, exp, less_of, mul, splat
-from hybridrt.kernels.cpu.vectors import LANES, load_up_to, pointer, store_up_to
+from hybridrt.kernels.cpu.vectors import LANES, load_up_to, pointer, prefetch, store_up_to
 
 LARGEST = np.float32(88)  # that `fast_exp` takes
 INFINITE = np.float32(89)  # for which `vector_math.exp` gives infinity, and beyond it nothing
@@ -78,27 +78,43 @@ def times_sigmoid(x, of):  # pragma: no cover
 
 @inner
 @no_type_check
-def _gate(gate, up, out, size):  # pragma: no cover
+def _gate(gate, up, out, size, gate_ahead, up_ahead):  # pragma: no cover
     given, values = pointer(halves(gate, size)), pointer(halves(up, size))
     result = pointer(halves(out, size))
     for i in range(0, size, LANES):
         x = load_up_to(given, i, size - i)
         gated = mul(times_sigmoid(x, x), load_up_to(values, i, size - i))
         store_up_to(gated, result, i, size - i)
+        prefetch(given, gate_ahead + i)
+        prefetch(values, up_ahead + i)
 
 
 @kernel
 @no_type_check
 def _gate_few(gate, gate_stride, up, up_stride, out, rows, size):  # pragma: no cover
     for row in range(rows):
-        _gate(gate + 2 * row * gate_stride, up + 2 * row * up_stride, out + 2 * row * size, size)
+        _gate(
+            gate + 2 * row * gate_stride,
+            up + 2 * row * up_stride,
+            out + 2 * row * size,
+            size,
+            gate_stride,
+            up_stride,
+        )
 
 
 @parallel_kernel
 @no_type_check
 def _gate_many(gate, gate_stride, up, up_stride, out, rows, size):  # pragma: no cover
     for row in numba.prange(rows):
-        _gate(gate + 2 * row * gate_stride, up + 2 * row * up_stride, out + 2 * row * size, size)
+        _gate(
+            gate + 2 * row * gate_stride,
+            up + 2 * row * up_stride,
+            out + 2 * row * size,
+            size,
+            gate_stride,
+            up_stride,
+        )
 
 
 @inner_sums

@@ -18,6 +18,7 @@ from hybridrt.kernels.cpu.vectors import (
     load,
     load_up_to,
     pointer,
+    prefetch,
     store,
     store_up_to,
 )
@@ -62,7 +63,7 @@ def _gate(z, i, count, is_silu):  # pragma: no cover  (compiled, as all below)
 @no_type_check
 def _norm(
     t, x, x_stride, x_group, z, z_stride, z_group, weight, w_group, out, eps, before, silu, groups,
-    size
+    size, ahead
 ):  # fmt: skip  # pragma: no cover
     values = aligned((size + LANES - 1) // LANES * LANES)
     of_values = pointer(values)
@@ -76,6 +77,11 @@ def _norm(
             value = load_up_to(given, i, size - i)
             if not before:
                 value = mul(value, _gate(gate, i, size - i, silu))
+            if (
+                ahead
+            ):  # the next token's: of two rows at once processors read too little by themselves
+                prefetch(given, x_stride + i)
+                prefetch(gate, z_stride + i)
             squares = fma(value, value, squares)
             store(value, of_values, i)
         mean = sum_of_lanes(squares) / np.float32(size)
@@ -96,7 +102,7 @@ def _norm_few(
     for t in range(rows):
         _norm(
             t, x, x_stride, x_group, z, z_stride, z_group, weight, w_group, out, eps, before, silu,
-            groups, size
+            groups, size, t + 1 < rows
         )  # fmt: skip
 
 
@@ -109,5 +115,5 @@ def _norm_many(
     for t in numba.prange(rows):
         _norm(
             t, x, x_stride, x_group, z, z_stride, z_group, weight, w_group, out, eps, before, silu,
-            groups, size
+            groups, size, t + 1 < rows
         )  # fmt: skip
