@@ -15,7 +15,7 @@ from hybridrt.kernels.cpu.bfloat16 import halves, widen
 from hybridrt.kernels.cpu.elementwise import add_part
 from hybridrt.kernels.cpu.jit import FEW, inner_fast, kernel, parallel_kernel
 from hybridrt.kernels.cpu.vector_math import add, mul, splat
-from hybridrt.kernels.cpu.vectors import LANES, load_up_to, pointer, store_up_to
+from hybridrt.kernels.cpu.vectors import LANES, load_up_to, pointer, prefetch, store_up_to
 
 
 def rms_norm(
@@ -55,61 +55,69 @@ def add_rms_norm(
 
 @inner_fast
 @no_type_check
-def _norm(  # pragma: no cover  (compiled)
-    x, stride, inner_stride, weight, out, first, last, inner, size, eps, offset
-):
-    w = halves(weight, size)
-    for row in range(first * inner, last * inner):
-        place = row // inner * stride + row % inner * inner_stride
-        given = halves(x + 2 * place, size)
-        result = halves(out + 2 * row * size, size)
-        total = np.float32(0)
-        for i in range(size):
-            v = widen(given[i])
-            total += v * v
-        scale = np.float32(1) / np.sqrt(total / np.float32(size) + np.float32(eps))
-        of_given, of_w, of_result = pointer(given), pointer(w), pointer(result)
-        of_all, shift = splat(scale), splat(np.float32(offset))
-        for i in range(0, size, LANES):
-            left = size - i
-            weight = add(load_up_to(of_w, i, left), shift)
-            normed = mul(mul(load_up_to(of_given, i, left), of_all), weight)
-            store_up_to(normed, of_result, i, left)
-
-
-@kernel
-@no_type_check
-def _norm_few(  # pragma: no cover
-    x, stride, inner_stride, weight, out, outer, inner, size, eps, offset
-):
-    _norm(x, stride, inner_stride, weight, out, 0, outer, inner, size, eps, offset)
-
-
-@parallel_kernel
-@no_type_check
-def _norm_many(  # pragma: no cover
-    x, stride, inner_stride, weight, out, outer, inner, size, eps, offset
-):
-    for row in numba.prange(outer):
-        _norm(x, stride, inner_stride, weight, out, row, row + 1, inner, size, eps, offset)
+def _norm(x, weight, out, size, eps, offset, ahead, more_ahead):  # pragma: no cover  (compiled)
+    """A row. Meanwhile it begins to read those that are needed next, at two addresses."""
+    given, w, result = halves(x, size), halves(weight, size), pointer(halves(out, size))
+    total = np.float32(0)
+    for i in range(size):
+        v = widen(given[i])
+        total += v * v
+    scale = splat(np.float32(1) / np.sqrt(total / np.float32(size) + np.float32(eps)))
+    shift, of_x, of_w = splat(np.float32(offset)), pointer(given), pointer(w)
+    coming, more_coming = pointer(halves(ahead, size)), pointer(halves(more_ahead, size))
+    for i in range(0, size, LANES):
+        count = size - i
+        weights = add(load_up_to(of_w, i, count), shift)
+        store_up_to(mul(mul(load_up_to(of_x, i, count), scale), weights), result, i, count)
+        prefetch(coming, i)
+        prefetch(more_coming, i)
 
 
 @inner_fast
 @no_type_check
-def _add_norm(x, y, weight, total, out, first, last, size, eps, offset):  # pragma: no cover
-    for row in range(first, last):
-        add_part(x, y, total, row * size, (row + 1) * size)
-        _norm(total, size, 0, weight, out, row, row + 1, 1, size, eps, offset)
+def _norm_rows(
+    x, stride, inner_stride, weight, out, first, last, inner, size, eps, offset
+):  # fmt: skip  # pragma: no cover
+    for row in range(first * inner, last * inner):
+        here = x + 2 * (row // inner * stride + row % inner * inner_stride)
+        then = here + 2 * stride  # the same of the next token
+        _norm(here, weight, out + 2 * row * size, size, eps, offset, then, then)
+
+
+@kernel
+@no_type_check
+def _norm_few(
+    x, stride, inner_stride, weight, out, outer, inner, size, eps, offset
+):  # fmt: skip  # pragma: no cover
+    _norm_rows(x, stride, inner_stride, weight, out, 0, outer, inner, size, eps, offset)
+
+
+@parallel_kernel
+@no_type_check
+def _norm_many(
+    x, stride, inner_stride, weight, out, outer, inner, size, eps, offset
+):  # fmt: skip  # pragma: no cover
+    for row in numba.prange(outer):
+        _norm_rows(x, stride, inner_stride, weight, out, row, row + 1, inner, size, eps, offset)
+
+
+@inner_fast
+@no_type_check
+def _add_norm(x, y, weight, total, out, row, size, eps, offset):  # pragma: no cover
+    add_part(x, y, total, row * size, (row + 1) * size)
+    here, then = 2 * row * size, 2 * (row + 1) * size
+    _norm(total + here, weight, out + here, size, eps, offset, x + then, y + then)
 
 
 @kernel
 @no_type_check
 def _add_norm_few(x, y, weight, total, out, rows, size, eps, offset):  # pragma: no cover
-    _add_norm(x, y, weight, total, out, 0, rows, size, eps, offset)
+    for row in range(rows):
+        _add_norm(x, y, weight, total, out, row, size, eps, offset)
 
 
 @parallel_kernel
 @no_type_check
 def _add_norm_many(x, y, weight, total, out, rows, size, eps, offset):  # pragma: no cover
     for row in numba.prange(rows):
-        _add_norm(x, y, weight, total, out, row, row + 1, size, eps, offset)
+        _add_norm(x, y, weight, total, out, row, size, eps, offset)
