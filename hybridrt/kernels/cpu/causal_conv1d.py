@@ -33,8 +33,8 @@ from hybridrt.kernels.cpu.vectors import (
 from hybridrt.kernels.reference import causal_conv1d as reference
 
 SMALL = 2**12  # elements: 10 us, not worth a second thread
-AHEAD = 8  # tokens, from beginning to read one to using it: a CPU doesn't see what is so far apart
-LINE = 64  # bytes that are read at a time
+AHEAD = 2  # tokens, from beginning to read one to using it: a CPU doesn't see what is so far apart
+LINE = 64  # numbers, of which shares of channels have whole runs: lines of memory in any dtype
 CHANNELS = 2048  # a thread's share at most: what a token needs of it stays near
 
 
@@ -93,10 +93,14 @@ def _place(part: Float[Tensor, "tokens channels"] | None) -> tuple[int, int]:
 
 @inner
 @no_type_check
-def _convolve_token(like, places, taps, shift, size, silu, result):
+def _convolve_token(like, places, taps, shift, size, silu, result, then):
     # pragma: no cover  (compiled, as all below)
-    """One token of a share of the channels; `places` of what each tap sees are 0 where nothing."""
+    """One token of a share of the channels; `places` of what each tap sees are 0 where nothing.
+
+    `then` is the address of inputs that it begins to read.
+    """
     of_taps, begins, out = pointer(taps), pointer(shift), pointer(result)
+    coming = pointer(elements(then, size, like))
     for c in range(0, size, LANES):
         count, total = min(LANES, size - c), load(begins, c)
         for k in range(len(places)):
@@ -106,18 +110,23 @@ def _convolve_token(like, places, taps, shift, size, silu, result):
         if silu:
             total = times_sigmoid(total, total)
         store_up_to(total, out, c, count)
+        prefetch(coming, c)
 
 
 @inner
 @no_type_check
-def _times(like, one, other, size, product):  # pragma: no cover
-    """Writes products of two addresses' numbers to a third one, which may be one of them."""
+def _times(like, one, other, size, product, ahead):  # pragma: no cover
+    """Writes products of two addresses' numbers to a third one, which may be one of them.
+
+    It begins to read what lies so many bytes ahead of the first.
+    """
     of_one, of_other = pointer(elements(one, size, like)), pointer(elements(other, size, like))
-    out = pointer(elements(product, size, like))
+    out, coming = pointer(elements(product, size, like)), pointer(elements(one + ahead, size, like))
     for c in range(0, size, LANES):
         count = min(LANES, size - c)
         gated = mul(load_up_to(of_one, c, count), load_up_to(of_other, c, count))
         store_up_to(gated, out, c, count)
+        prefetch(coming, c)
 
 
 @inner
@@ -168,27 +177,25 @@ def _convolve(
     for row in range(live(rows)):
         begin, count, is_given = tokens[row], tokens[row + 1] - tokens[row], has_state[row] != 0
         x, x_step = given.x + item * (begin * given.x_stride + first), item * given.x_stride
-        before = given.before + item * (begin * given.before_stride + first)
-        after = given.after + item * (begin * given.after_stride + first)
+        before_step, after_step = item * given.before_stride, item * given.after_stride
+        before = given.before + begin * before_step + item * first
+        after = given.after + begin * after_step + item * first
         own, step = (products.ctypes.data, item * size) if last > 0 else (x, x_step)
         earlier = states + item * (source[row] * rows.stride + first)
         left = states + item * (target[row] * rows.stride + first)
         for t in range(count):
             if last > 0:
-                of_token = before + item * given.before_stride * t
-                _times(like, of_token, x + x_step * t, size, own + step * (t % last))
+                gate, gate_step = before + before_step * t, AHEAD * before_step
+                _times(like, gate, x + x_step * t, size, own + step * (t % last), gate_step)
             for k in range(width):
                 places[k] = _seen(
                     t + k - history, own, step, last, earlier, history, channels, is_given, item
                 )  # fmt: skip
-            if t + AHEAD < count:
-                coming = pointer(elements(x + x_step * (t + AHEAD), size, like))
-                for c in range(0, size, LINE // item):
-                    prefetch(coming, c)
+            then = x + x_step * (t + AHEAD)
             at = out + item * ((begin + t) * channels + first)
-            _convolve_token(like, places, taps, shift, size, silu, elements(at, size, like))
+            _convolve_token(like, places, taps, shift, size, silu, elements(at, size, like), then)
             if given.after != 0:
-                _times(like, at, after + item * given.after_stride * t, size, at)
+                _times(like, after + after_step * t, at, size, at, AHEAD * after_step)
         for k in range(history):  # from the oldest on, so that a page may be its own source
             place = _seen(
                 count + k - history, own, step, last, earlier, history, channels, is_given, item

@@ -11,7 +11,7 @@ from torch import Tensor
 from hybridrt.kernels.cpu.bfloat16 import halves, integers, narrow, singles, widen
 from hybridrt.kernels.cpu.jit import FEW, inner_fast, kernel, parallel_kernel
 from hybridrt.kernels.cpu.vector_math import fma, mul, splat, sub
-from hybridrt.kernels.cpu.vectors import LANES, load_up_to, pointer, store_up_to
+from hybridrt.kernels.cpu.vectors import LANES, load_up_to, pointer, prefetch, store_up_to
 
 
 def rotate(
@@ -59,6 +59,7 @@ def _rotate(  # pragma: no cover  (compiled)
                 result[2 * j + 1] = narrow(b * cos + a * sin)
         else:
             of_given, of_result = pointer(given), pointer(result)
+            coming = pointer(halves(x + 2 * (stride + head * head_stride), size))
             for j in range(0, half, LANES):
                 left = half - j
                 cos = load_up_to(of_angles, j, left)
@@ -66,6 +67,8 @@ def _rotate(  # pragma: no cover  (compiled)
                 a, b = load_up_to(of_given, j, left), load_up_to(of_given, half + j, left)
                 store_up_to(sub(mul(a, cos), mul(b, sin)), of_result, j, left)
                 store_up_to(fma(b, cos, mul(a, sin)), of_result, half + j, left)
+                prefetch(coming, j)  # of the next token
+                prefetch(coming, half + j)
         for j in range(2 * half, size):
             result[j] = given[j]
 
