@@ -11,10 +11,10 @@ import torch
 from jaxtyping import BFloat16
 from torch import Tensor
 
-from hybridrt.kernels.cpu.bfloat16 import halves, widen
+from hybridrt.kernels.cpu.bfloat16 import halves
 from hybridrt.kernels.cpu.elementwise import add_part
 from hybridrt.kernels.cpu.jit import FEW, inner_fast, kernel, parallel_kernel
-from hybridrt.kernels.cpu.vector_math import add, mul, splat
+from hybridrt.kernels.cpu.vector_math import add, fma, mul, splat, sum_of_lanes
 from hybridrt.kernels.cpu.vectors import LANES, load_up_to, pointer, prefetch, store_up_to
 
 
@@ -57,13 +57,16 @@ def add_rms_norm(
 @no_type_check
 def _norm(x, weight, out, size, eps, offset, ahead, more_ahead):  # pragma: no cover  (compiled)
     """A row. Meanwhile it begins to read those that are needed next, at two addresses."""
-    given, w, result = halves(x, size), halves(weight, size), pointer(halves(out, size))
-    total = np.float32(0)
-    for i in range(size):
-        v = widen(given[i])
-        total += v * v
-    scale = splat(np.float32(1) / np.sqrt(total / np.float32(size) + np.float32(eps)))
-    shift, of_x, of_w = splat(np.float32(offset)), pointer(given), pointer(w)
+    of_x, of_w = pointer(halves(x, size)), pointer(halves(weight, size))
+    result, shift = pointer(halves(out, size)), splat(np.float32(offset))
+    # By vectors, as a compiler would add in another order wherever this becomes part of a loop.
+    squares, more = splat(np.float32(0)), splat(np.float32(0))
+    for i in range(0, size, 2 * LANES):
+        one = load_up_to(of_x, i, size - i)
+        other = load_up_to(of_x, i + LANES, size - i - LANES)
+        squares, more = fma(one, one, squares), fma(other, other, more)
+    mean = sum_of_lanes(add(squares, more)) / np.float32(size)
+    scale = splat(np.float32(1) / np.sqrt(mean + np.float32(eps)))
     coming, more_coming = pointer(halves(ahead, size)), pointer(halves(more_ahead, size))
     for i in range(0, size, LANES):
         count = size - i
