@@ -95,3 +95,21 @@ def test_a_second_write_to_a_slot_replaces_the_first(device: str) -> None:
     for value in (1.0, 5.0):
         write_pages(torch.full((1, 2), value, device=device), cache, slots)
     assert cache[0].tolist() == [[0, 0], [0, 0], [5, 5], [0, 0]]
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+def test_a_long_prompt_is_written_like_a_short_one(
+    layout: str, dtype: torch.dtype, device: str
+) -> None:
+    """By several threads, on a CPU."""
+    draw = torch.Generator().manual_seed(0)
+    values = torch.randn(900, 4, 24, generator=draw).to(device, dtype)
+    slots = torch.randperm(1600, generator=draw)[:900].to(device)
+    slots[torch.randperm(900, generator=draw)[:90].to(device)] = -1
+    shape = (100, 16, 4, 24) if layout == "NHD" else (100, 4, 16, 24)
+    cache = torch.full(shape, torch.nan, dtype=dtype, device=device)
+    cache = cache if layout == "NHD" else cache.transpose(1, 2)
+    write_pages(values, cache, slots)
+    expected = torch.full((1600, 4, 24), torch.nan, dtype=dtype, device=device)
+    expected[slots[slots >= 0]] = values[slots >= 0]
+    assert torch.equal(_bytes(cache), _bytes(expected.view(100, 16, 4, 24)))
