@@ -19,7 +19,7 @@ from hybridrt.kernels.cpu.packed_linear import add_products
 from hybridrt.kernels.cpu.pairs import cut, store_side_by_side, store_tops
 from hybridrt.kernels.cpu.transpose import turn
 from hybridrt.kernels.cpu.vector_math import add, exp, fma, less_of, mul, splat, sub
-from hybridrt.kernels.cpu.vectors import LANES, aligned, load, pointer, store
+from hybridrt.kernels.cpu.vectors import LANES, aligned, load, pointer, prefetch, store
 
 PLANES = 3
 """Numbers of bfloat16 that together are one of float32."""
@@ -166,27 +166,37 @@ def _apart(number, to, place, plane):  # pragma: no cover
 
 @inner
 @no_type_check
-def _take_apart_decays(room):  # pragma: no cover
-    """What each token adds to each later one's y for each number of x: as pairs of tokens."""
+def _take_apart_decays(given, sizes, room, t, head, y):  # pragma: no cover
+    """What each token adds to each later one's y for each number of x: as pairs of tokens.
+
+    Meanwhile it begins to read the next chunk's x, and where this one's y will be written: a head's
+    part of a token is too far from the next one's for a processor to see it come.
+    """
+    dim, first = sizes.head_dim, head * sizes.head_dim
+    x, results = pointer(halves(given.x, 1)), pointer(halves(y, 1))
     products, seen = pointer(room.products), pointer(room.seen)
     steps, logs, rests = room.steps, room.logs, room.rests
     of_logs, of_rests = pointer(logs), pointer(rests)
     plane = CHUNK * CHUNK // 2
     to, nothing = pointer(words(room.decays.ctypes.data, PLANES * plane)), splat(np.float32(0))
     for j in range(0, CHUNK, 2):
-        first = j // LANES * LANES
-        for i in range(0, first, LANES):
+        for token in range(t + j, t + j + 2):
+            for p in range(first, first + dim, 2 * LANES):
+                prefetch(x, (token + CHUNK) * given.x_stride + p)
+                prefetch(results, token * sizes.heads * dim + p)
+        begin = j // LANES * LANES
+        for i in range(0, begin, LANES):
             for part in range(PLANES):
                 store_tops(nothing, nothing, to, part * plane + j // 2 * CHUNK + i)
-        for i in range(first, CHUNK, LANES):
+        for i in range(begin, CHUNK, LANES):
             log, rest, at = load(of_logs, i), load(of_rests, i), j * CHUNK + i
             one = _decay(log, rest, splat(logs[j]), splat(rests[j]))
             one = mul(mul(one, splat(steps[j])), load(products, at))
             other = _decay(log, rest, splat(logs[j + 1]), splat(rests[j + 1]))
             other = mul(mul(other, splat(steps[j + 1])), load(products, at + CHUNK))
-            if i == first:  # no token is seen by those before it
-                one = mul(one, load(seen, (j - first) * LANES))
-                other = mul(other, load(seen, (j + 1 - first) * LANES))
+            if i == begin:  # no token is seen by those before it
+                one = mul(one, load(seen, (j - begin) * LANES))
+                other = mul(other, load(seen, (j + 1 - begin) * LANES))
             for part in range(PLANES):
                 store_tops(one, other, to, part * plane + j // 2 * CHUNK + i)
                 one, other = sub(one, cut(one)), sub(other, cut(other))
@@ -239,7 +249,7 @@ def advance(tiles, given, sizes, room, t, count, head, h, y):  # pragma: no cove
     """Takes a head's state on by a chunk, and writes its y."""
     dim, size, pairs = sizes.head_dim, sizes.state_size, sizes.state_size // 2
     _add_logs(given, sizes, room, t, count, head)
-    _take_apart_decays(room)
+    _take_apart_decays(given, sizes, room, t, head, y)
     _turn(given, sizes, room, t, count, head)
     _take_apart_state(room, sizes, h)
     _take_apart_added(room, sizes)
