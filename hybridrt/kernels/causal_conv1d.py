@@ -38,25 +38,22 @@ def causal_conv1d(
     false) and leaves its own in `pages[i]`. A row that follows starts from what the row
     before it has left; see `Rows`. What stands in any other page is not changed.
     """
+    rest = (bias, conv_state, pages, initial_pages, batch, activation)
     if backend == "numba":
         from hybridrt.kernels.cpu import causal_conv1d as cpu
 
-        rest = (bias, conv_state, pages, initial_pages, batch, activation, before, after)
-        return cpu.causal_conv1d(x, weight, *rest)
-    x = x if before is None else before * x
-    args = (x, weight, bias, conv_state, pages, initial_pages, batch, activation)
-    y = _convolve(backend, *args)
+        return cpu.causal_conv1d(x, weight, *rest, before, after)
+    y = _convolve(backend, x if before is None else before * x, weight, *rest)
     return y if after is None else after * y
 
 
-def _convolve(backend: StateBackend, *args: Any) -> Tensor:
-    weight: Tensor = args[1]
+def _convolve(backend: StateBackend, x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
     if backend == "mamba_ssm" and weight.shape[1] in _WIDTHS_OF_PACKAGE:
         from hybridrt.kernels.cuda import causal_conv1d as cuda
 
-        return cuda.causal_conv1d(*args)
+        return cuda.causal_conv1d(x, weight, *rest)
     if backend in ("triton", "mamba_ssm"):  # whose own package needs Triton too
         from hybridrt.kernels.triton import causal_conv1d as on_gpu
 
-        return on_gpu.causal_conv1d(*args)
-    return reference.causal_conv1d(*args)
+        return on_gpu.causal_conv1d(x, weight, *rest)
+    return reference.causal_conv1d(x, weight, *rest)

@@ -78,43 +78,31 @@ def times_sigmoid(x, of):  # pragma: no cover
 
 @inner
 @no_type_check
-def _gate(gate, up, out, size, gate_ahead, up_ahead):  # pragma: no cover
+def _gate(row, gate, gate_stride, up, up_stride, out, size):  # pragma: no cover
+    """A row. Meanwhile it begins to read the next one."""
+    gate, up, out = gate + 2 * row * gate_stride, up + 2 * row * up_stride, out + 2 * row * size
     given, values = pointer(halves(gate, size)), pointer(halves(up, size))
     result = pointer(halves(out, size))
     for i in range(0, size, LANES):
         x = load_up_to(given, i, size - i)
         gated = mul(times_sigmoid(x, x), load_up_to(values, i, size - i))
         store_up_to(gated, result, i, size - i)
-        prefetch(given, gate_ahead + i)
-        prefetch(values, up_ahead + i)
+        prefetch(given, gate_stride + i)
+        prefetch(values, up_stride + i)
 
 
 @kernel
 @no_type_check
 def _gate_few(gate, gate_stride, up, up_stride, out, rows, size):  # pragma: no cover
     for row in range(rows):
-        _gate(
-            gate + 2 * row * gate_stride,
-            up + 2 * row * up_stride,
-            out + 2 * row * size,
-            size,
-            gate_stride,
-            up_stride,
-        )
+        _gate(row, gate, gate_stride, up, up_stride, out, size)
 
 
 @parallel_kernel
 @no_type_check
 def _gate_many(gate, gate_stride, up, up_stride, out, rows, size):  # pragma: no cover
     for row in numba.prange(rows):
-        _gate(
-            gate + 2 * row * gate_stride,
-            up + 2 * row * up_stride,
-            out + 2 * row * size,
-            size,
-            gate_stride,
-            up_stride,
-        )
+        _gate(np.int64(row), gate, gate_stride, up, up_stride, out, size)
 
 
 @inner_sums

@@ -63,7 +63,7 @@ def _gate(z, i, count, is_silu):  # pragma: no cover  (compiled, as all below)
 @no_type_check
 def _norm(
     t, x, x_stride, x_group, z, z_stride, z_group, weight, w_group, out, eps, before, silu, groups,
-    size, ahead
+    size
 ):  # fmt: skip  # pragma: no cover
     values = aligned((size + LANES - 1) // LANES * LANES)
     of_values = pointer(values)
@@ -77,11 +77,9 @@ def _norm(
             value = load_up_to(given, i, size - i)
             if not before:
                 value = mul(value, _gate(gate, i, size - i, silu))
-            if (
-                ahead
-            ):  # the next token's: of two rows at once processors read too little by themselves
-                prefetch(given, x_stride + i)
-                prefetch(gate, z_stride + i)
+            # The next token's: of two rows at once processors read too little ahead by themselves.
+            prefetch(given, x_stride + i)
+            prefetch(gate, z_stride + i)
             squares = fma(value, value, squares)
             store(value, of_values, i)
         mean = sum_of_lanes(squares) / np.float32(size)
@@ -102,7 +100,7 @@ def _norm_few(
     for t in range(rows):
         _norm(
             t, x, x_stride, x_group, z, z_stride, z_group, weight, w_group, out, eps, before, silu,
-            groups, size, t + 1 < rows
+            groups, size
         )  # fmt: skip
 
 
@@ -115,5 +113,5 @@ def _norm_many(
     for t in numba.prange(rows):
         _norm(
             t, x, x_stride, x_group, z, z_stride, z_group, weight, w_group, out, eps, before, silu,
-            groups, size, t + 1 < rows
+            groups, size
         )  # fmt: skip
