@@ -1,12 +1,11 @@
 """The layer of Llama-like models."""
 
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
 from hybridrt.batch import ForwardBatch
 from hybridrt.kernels.add import add
 from hybridrt.layers.norm import RMSNorm, add_and_norm
-from hybridrt.models.stream import StreamLayer
+from hybridrt.models.stream import Hidden, StreamLayer
 
 MLP_RENAMES = (
     (r"\.w1\.", ".gate_proj."),
@@ -33,12 +32,7 @@ class DecoderLayer(StreamLayer):
         self.post_attention_layernorm = norm_class(hidden_size, norm_eps)
         self.mlp = mlp
 
-    def advance(
-        self,
-        x: Float[Tensor, "tokens hidden"],
-        normed: Float[Tensor, "tokens hidden"],
-        batch: ForwardBatch,
-    ) -> tuple[Float[Tensor, "tokens hidden"], Float[Tensor, "tokens hidden"]]:
+    def advance(self, x: Hidden, normed: Hidden, batch: ForwardBatch) -> tuple[Hidden, Hidden]:
         attended = self.self_attn(normed, batch)
         x, normed = add_and_norm(x, attended, self.post_attention_layernorm)
         return x, self.mlp(normed)
@@ -60,10 +54,5 @@ class ParallelLayer(StreamLayer):
         self.self_attn = self_attn
         self.mlp = mlp
 
-    def advance(
-        self,
-        x: Float[Tensor, "tokens hidden"],
-        normed: Float[Tensor, "tokens hidden"],
-        batch: ForwardBatch,
-    ) -> tuple[Float[Tensor, "tokens hidden"], Float[Tensor, "tokens hidden"]]:
+    def advance(self, x: Hidden, normed: Hidden, batch: ForwardBatch) -> tuple[Hidden, Hidden]:
         return add(x, self.self_attn(normed, batch)), self.mlp(normed)

@@ -16,7 +16,7 @@ from hybridrt.layers.norm import RMSNorm, add_and_norm
 from hybridrt.layers.rope import Rope, RopeConfig
 from hybridrt.models.bamba import HybridConfig
 from hybridrt.models.causal_lm import CausalLM
-from hybridrt.models.stream import StreamLayer
+from hybridrt.models.stream import Hidden, StreamLayer
 
 
 class Config(HybridConfig):
@@ -105,12 +105,7 @@ class Layer(StreamLayer):
         self.pre_ff_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.feed_forward = ScaledMLP(config)
 
-    def advance(
-        self,
-        x: Float[Tensor, "tokens hidden"],
-        normed: Float[Tensor, "tokens hidden"],
-        batch: ForwardBatch,
-    ) -> tuple[Float[Tensor, "tokens hidden"], Float[Tensor, "tokens hidden"]]:
+    def advance(self, x: Hidden, normed: Hidden, batch: ForwardBatch) -> tuple[Hidden, Hidden]:
         cfg = self.config
         recurrent = self.mamba(normed * cfg.ssm_in_multiplier, batch) * cfg.ssm_out_multiplier
         attended = self.self_attn(normed * cfg.attention_in_multiplier, batch)

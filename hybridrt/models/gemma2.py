@@ -17,7 +17,7 @@ from hybridrt.layers.rope import Rope, RopeConfig
 from hybridrt.models.causal_lm import CausalLM
 from hybridrt.models.checks import check_one_for_each_layer
 from hybridrt.models.config import ModelConfig
-from hybridrt.models.stream import StreamLayer
+from hybridrt.models.stream import Hidden, StreamLayer
 
 LayerType = Literal["sliding_attention", "full_attention"]
 
@@ -92,12 +92,7 @@ class Layer(StreamLayer):
         self.mlp = mlp
         self.post_feedforward_layernorm = OffsetRMSNorm(size, eps)
 
-    def advance(
-        self,
-        x: Float[Tensor, "tokens hidden"],
-        normed: Float[Tensor, "tokens hidden"],
-        batch: ForwardBatch,
-    ) -> tuple[Float[Tensor, "tokens hidden"], Float[Tensor, "tokens hidden"]]:
+    def advance(self, x: Hidden, normed: Hidden, batch: ForwardBatch) -> tuple[Hidden, Hidden]:
         attended = self.post_attention_layernorm(self.self_attn(normed, batch))
         x, normed = add_and_norm(x, attended, self.pre_feedforward_layernorm)
         return x, self.post_feedforward_layernorm(self.mlp(normed))

@@ -1,12 +1,12 @@
 """GLM-4-0414 (Zhipu AI, 2025): GLM-4 with norms before and behind each part."""
 
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
 from hybridrt.batch import ForwardBatch
 from hybridrt.layers.norm import add_and_norm
 from hybridrt.models import glm
 from hybridrt.models.decoder import DecoderLayer
+from hybridrt.models.stream import Hidden
 
 
 class Layer(DecoderLayer):
@@ -24,12 +24,7 @@ class Layer(DecoderLayer):
         self.post_self_attn_layernorm = norm_class(hidden_size, norm_eps)
         self.post_mlp_layernorm = norm_class(hidden_size, norm_eps)
 
-    def advance(
-        self,
-        x: Float[Tensor, "tokens hidden"],
-        normed: Float[Tensor, "tokens hidden"],
-        batch: ForwardBatch,
-    ) -> tuple[Float[Tensor, "tokens hidden"], Float[Tensor, "tokens hidden"]]:
+    def advance(self, x: Hidden, normed: Hidden, batch: ForwardBatch) -> tuple[Hidden, Hidden]:
         attended = self.self_attn(normed, batch)
         attended = self.post_self_attn_layernorm(attended)
         x, normed = add_and_norm(x, attended, self.post_attention_layernorm)

@@ -3,9 +3,8 @@
 from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
-from jaxtyping import Float
 from pydantic import PositiveInt
-from torch import Tensor, nn
+from torch import nn
 
 from hybridrt.batch import ForwardBatch
 from hybridrt.layers.interleaved_attention import InterleavedAttention
@@ -14,6 +13,7 @@ from hybridrt.layers.norm import LayerNorm
 from hybridrt.layers.rope import Rope
 from hybridrt.models.config import ModelConfig
 from hybridrt.models.decoder import DecoderLayer
+from hybridrt.models.stream import Hidden
 from hybridrt.models.transformer import StackConfig, TransformerLM
 
 
@@ -65,12 +65,7 @@ class Config(StackConfig):
 class TwoNormParallelLayer(DecoderLayer):
     """`x + attention(norm(x)) + mlp(other_norm(x))`."""
 
-    def advance(
-        self,
-        x: Float[Tensor, "tokens hidden"],
-        normed: Float[Tensor, "tokens hidden"],
-        batch: ForwardBatch,
-    ) -> tuple[Float[Tensor, "tokens hidden"], Float[Tensor, "tokens hidden"]]:
+    def advance(self, x: Hidden, normed: Hidden, batch: ForwardBatch) -> tuple[Hidden, Hidden]:
         attended = self.self_attn(normed, batch)
         return x + attended, self.mlp(self.post_attention_layernorm(x))
 

@@ -9,6 +9,7 @@ from hybridrt.layers.attention import Attention, AttentionConfig
 from hybridrt.layers.norm import add_and_norm
 from hybridrt.layers.rope import Rope
 from hybridrt.models.decoder import DecoderLayer
+from hybridrt.models.stream import Hidden
 from hybridrt.models.transformer import TransformerConfig, TransformerLM
 
 
@@ -38,12 +39,7 @@ class Layer(DecoderLayer):
         super().__init__(config.hidden_size, config.eps, self_attn, mlp)
         self.multiplier = config.residual_multiplier
 
-    def advance(
-        self,
-        x: Float[Tensor, "tokens hidden"],
-        normed: Float[Tensor, "tokens hidden"],
-        batch: ForwardBatch,
-    ) -> tuple[Float[Tensor, "tokens hidden"], Float[Tensor, "tokens hidden"]]:
+    def advance(self, x: Hidden, normed: Hidden, batch: ForwardBatch) -> tuple[Hidden, Hidden]:
         attended = self.multiplier * self.self_attn(normed, batch)
         x, normed = add_and_norm(x, attended, self.post_attention_layernorm)
         return x, self.multiplier * self.mlp(normed)

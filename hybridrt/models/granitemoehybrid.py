@@ -20,7 +20,7 @@ from hybridrt.models.bamba import HybridConfig
 from hybridrt.models.causal_lm import CausalLM
 from hybridrt.models.checks import check_one_for_each_layer
 from hybridrt.models.config import ModelConfig
-from hybridrt.models.stream import StreamLayer
+from hybridrt.models.stream import Hidden, StreamLayer
 
 
 class Config(HybridConfig):
@@ -106,12 +106,7 @@ class Layer(StreamLayer):
         self.block_sparse_moe = MoE(config.moe) if config.num_local_experts else None
         self.multiplier = config.residual_multiplier
 
-    def advance(
-        self,
-        x: Float[Tensor, "tokens hidden"],
-        normed: Float[Tensor, "tokens hidden"],
-        batch: ForwardBatch,
-    ) -> tuple[Float[Tensor, "tokens hidden"], Float[Tensor, "tokens hidden"]]:
+    def advance(self, x: Hidden, normed: Hidden, batch: ForwardBatch) -> tuple[Hidden, Hidden]:
         mixer = self.get_submodule(self.mixer_name)
         mixed = mixer(normed, batch) * self.multiplier
         x, normed = add_and_norm(x, mixed, self.post_attention_layernorm)

@@ -14,7 +14,7 @@ from hybridrt.layers.norm import RMSNorm, add_and_norm
 from hybridrt.layers.residual_conv import ResidualConv
 from hybridrt.models.causal_lm import CausalLM
 from hybridrt.models.inkling_config import Config
-from hybridrt.models.stream import StreamLayer
+from hybridrt.models.stream import Hidden, StreamLayer
 
 
 class Layer(StreamLayer):
@@ -30,12 +30,7 @@ class Layer(StreamLayer):
         self.mlp = config.feed_forward(index)
         self.mlp_sconv = ResidualConv(hidden, width)
 
-    def advance(
-        self,
-        x: Float[Tensor, "tokens hidden"],
-        normed: Float[Tensor, "tokens hidden"],
-        batch: ForwardBatch,
-    ) -> tuple[Float[Tensor, "tokens hidden"], Float[Tensor, "tokens hidden"]]:
+    def advance(self, x: Hidden, normed: Hidden, batch: ForwardBatch) -> tuple[Hidden, Hidden]:
         attended = self.attn_sconv(self.self_attn(normed, batch), batch)
         x, normed = add_and_norm(x, attended, self.post_attention_layernorm)
         return x, self.mlp_sconv(self.mlp(normed), batch)

@@ -2,9 +2,8 @@
 
 from typing import Literal
 
-from jaxtyping import Float
 from pydantic import PositiveInt
-from torch import Tensor, nn
+from torch import nn
 
 from hybridrt.batch import ForwardBatch
 from hybridrt.layers.attention import Attention, AttentionConfig
@@ -15,7 +14,7 @@ from hybridrt.layers.moe import MoE, MoEConfig
 from hybridrt.layers.norm import RMSNorm, add_and_norm
 from hybridrt.models.causal_lm import CausalLM
 from hybridrt.models.config import ModelConfig
-from hybridrt.models.stream import StreamLayer
+from hybridrt.models.stream import Hidden, StreamLayer
 
 
 class Config(ModelConfig):
@@ -98,12 +97,7 @@ class Layer(StreamLayer):
         self.pre_ff_layernorm = RMSNorm(hidden_size, norm_eps)
         self.feed_forward = feed_forward
 
-    def advance(
-        self,
-        x: Float[Tensor, "tokens hidden"],
-        normed: Float[Tensor, "tokens hidden"],
-        batch: ForwardBatch,
-    ) -> tuple[Float[Tensor, "tokens hidden"], Float[Tensor, "tokens hidden"]]:
+    def advance(self, x: Hidden, normed: Hidden, batch: ForwardBatch) -> tuple[Hidden, Hidden]:
         mixer = self.get_submodule(self.mixer_name)
         mixed = mixer(normed, batch)
         x, normed = add_and_norm(x, mixed, self.pre_ff_layernorm)

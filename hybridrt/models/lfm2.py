@@ -3,9 +3,8 @@
 from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
-from jaxtyping import Float
 from pydantic import PositiveInt
-from torch import Tensor, nn
+from torch import nn
 
 from hybridrt.batch import ForwardBatch
 from hybridrt.layers.attention import Attention, AttentionConfig
@@ -17,7 +16,7 @@ from hybridrt.layers.short_conv import ShortConv, ShortConvConfig
 from hybridrt.models.causal_lm import CausalLM
 from hybridrt.models.config import ModelConfig
 from hybridrt.models.decoder import MLP_RENAMES
-from hybridrt.models.stream import StreamLayer
+from hybridrt.models.stream import Hidden, StreamLayer
 
 
 class Config(ModelConfig):
@@ -111,12 +110,7 @@ class Layer(StreamLayer):
         self.ffn_norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.feed_forward = config.feed_forward(index)
 
-    def advance(
-        self,
-        x: Float[Tensor, "tokens hidden"],
-        normed: Float[Tensor, "tokens hidden"],
-        batch: ForwardBatch,
-    ) -> tuple[Float[Tensor, "tokens hidden"], Float[Tensor, "tokens hidden"]]:
+    def advance(self, x: Hidden, normed: Hidden, batch: ForwardBatch) -> tuple[Hidden, Hidden]:
         mixer = self.get_submodule(self.mixer_name)
         mixed = mixer(normed, batch)
         x, normed = add_and_norm(x, mixed, self.ffn_norm)

@@ -3,9 +3,8 @@
 from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
-from jaxtyping import Float
 from pydantic import PositiveInt
-from torch import Tensor, nn
+from torch import nn
 
 from hybridrt.batch import ForwardBatch
 from hybridrt.cache.spec import Window
@@ -17,6 +16,7 @@ from hybridrt.layers.rope import Rope, RopeConfig, rope_by_layer_type
 from hybridrt.models import lfm2
 from hybridrt.models.causal_lm import CausalLM
 from hybridrt.models.config import ModelConfig
+from hybridrt.models.stream import Hidden
 
 LayerType = Literal["conv", "full_attention", "sliding_attention"]
 _ROPES = {
@@ -100,12 +100,7 @@ class Layer(lfm2.Layer):
             RMSNorm(size, eps) if config.use_sandwich_norm else nn.Identity() for _ in range(2)
         )
 
-    def advance(
-        self,
-        x: Float[Tensor, "tokens hidden"],
-        normed: Float[Tensor, "tokens hidden"],
-        batch: ForwardBatch,
-    ) -> tuple[Float[Tensor, "tokens hidden"], Float[Tensor, "tokens hidden"]]:
+    def advance(self, x: Hidden, normed: Hidden, batch: ForwardBatch) -> tuple[Hidden, Hidden]:
         mixer = self.get_submodule(self.mixer_name)
         mixed = self.post_operator_norm(mixer(normed, batch))
         x, normed = add_and_norm(x, mixed, self.ffn_norm)

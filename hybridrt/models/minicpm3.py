@@ -19,6 +19,7 @@ from hybridrt.layers.rope import Rope, RopeConfig
 from hybridrt.models.causal_lm import CausalLM
 from hybridrt.models.config import ModelConfig
 from hybridrt.models.decoder import DecoderLayer
+from hybridrt.models.stream import Hidden
 
 
 class Config(ModelConfig):
@@ -73,12 +74,7 @@ class Layer(DecoderLayer):
         super().__init__(config.hidden_size, config.rms_norm_eps, self_attn, mlp)
         self.residual_scale = config.residual_scale
 
-    def advance(
-        self,
-        x: Float[Tensor, "tokens hidden"],
-        normed: Float[Tensor, "tokens hidden"],
-        batch: ForwardBatch,
-    ) -> tuple[Float[Tensor, "tokens hidden"], Float[Tensor, "tokens hidden"]]:
+    def advance(self, x: Hidden, normed: Hidden, batch: ForwardBatch) -> tuple[Hidden, Hidden]:
         attended = self.self_attn(normed, batch) * self.residual_scale
         x, normed = add_and_norm(x, attended, self.post_attention_layernorm)
         return x, self.mlp(normed) * self.residual_scale

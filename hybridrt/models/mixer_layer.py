@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from hybridrt.batch import ForwardBatch
 from hybridrt.layers.cached import CachedLayer
 from hybridrt.layers.norm import RMSNorm
-from hybridrt.models.stream import StreamLayer
+from hybridrt.models.stream import Hidden, StreamLayer
 
 
 class Parallel(nn.Module):
@@ -35,12 +35,7 @@ class MixerLayer(StreamLayer):
         self.norm = RMSNorm(hidden_size, norm_eps)
         self.mixer = mixer
 
-    def advance(
-        self,
-        x: Float[Tensor, "tokens hidden"],
-        normed: Float[Tensor, "tokens hidden"],
-        batch: ForwardBatch,
-    ) -> tuple[Float[Tensor, "tokens hidden"], Float[Tensor, "tokens hidden"]]:
+    def advance(self, x: Hidden, normed: Hidden, batch: ForwardBatch) -> tuple[Hidden, Hidden]:
         return x, _run(self.mixer, normed, batch)
 
 

@@ -3,9 +3,8 @@
 from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
-from jaxtyping import Float
 from pydantic import PositiveInt
-from torch import Tensor, nn
+from torch import nn
 
 from hybridrt.batch import ForwardBatch
 from hybridrt.layers.attention import Attention, AttentionConfig
@@ -16,7 +15,7 @@ from hybridrt.layers.rope import Rope, RopeConfig
 from hybridrt.models import olmo2
 from hybridrt.models.causal_lm import CausalLM
 from hybridrt.models.config import ModelConfig
-from hybridrt.models.stream import StreamLayer
+from hybridrt.models.stream import Hidden, StreamLayer
 
 
 class Config(ModelConfig):
@@ -110,12 +109,7 @@ class LinearLayer(StreamLayer):
         self.post_attention_layernorm = RMSNorm(size, eps)
         self.mlp = MLP(size, config.intermediate_size)
 
-    def advance(
-        self,
-        x: Float[Tensor, "tokens hidden"],
-        normed: Float[Tensor, "tokens hidden"],
-        batch: ForwardBatch,
-    ) -> tuple[Float[Tensor, "tokens hidden"], Float[Tensor, "tokens hidden"]]:
+    def advance(self, x: Hidden, normed: Hidden, batch: ForwardBatch) -> tuple[Hidden, Hidden]:
         mixed = self.linear_attn(normed, batch)
         x, normed = add_and_norm(x, mixed, self.post_attention_layernorm)
         return x, self.mlp(normed)

@@ -2,9 +2,8 @@
 
 from typing import ClassVar, Literal
 
-from jaxtyping import Float
 from pydantic import PositiveInt
-from torch import Tensor, nn
+from torch import nn
 
 from hybridrt.batch import ForwardBatch
 from hybridrt.layers.attention import AttentionConfig
@@ -16,7 +15,7 @@ from hybridrt.layers.norm import OffsetRMSNorm, add_and_norm
 from hybridrt.layers.rope import Rope, RopeConfig
 from hybridrt.models.causal_lm import CausalLM
 from hybridrt.models.config import ModelConfig
-from hybridrt.models.stream import StreamLayer
+from hybridrt.models.stream import Hidden, StreamLayer
 
 
 class Config(ModelConfig):
@@ -128,12 +127,7 @@ class Layer(StreamLayer):
         self.post_attention_layernorm = OffsetRMSNorm(size, eps)
         self.mlp = config.feed_forward(index)
 
-    def advance(
-        self,
-        x: Float[Tensor, "tokens hidden"],
-        normed: Float[Tensor, "tokens hidden"],
-        batch: ForwardBatch,
-    ) -> tuple[Float[Tensor, "tokens hidden"], Float[Tensor, "tokens hidden"]]:
+    def advance(self, x: Hidden, normed: Hidden, batch: ForwardBatch) -> tuple[Hidden, Hidden]:
         mixer = self.get_submodule(self.mixer_name)
         mixed = mixer(normed, batch)
         x, normed = add_and_norm(x, mixed, self.post_attention_layernorm)

@@ -15,7 +15,7 @@ from hybridrt.layers.norm import OffsetRMSNorm, add_and_norm
 from hybridrt.layers.rg_lru import RecurrentBlock, RecurrentBlockConfig
 from hybridrt.layers.rope import Rope
 from hybridrt.models.causal_lm import CausalLM
-from hybridrt.models.stream import StreamLayer
+from hybridrt.models.stream import Hidden, StreamLayer
 from hybridrt.models.transformer import TransformerConfig
 
 
@@ -73,12 +73,7 @@ class Layer(StreamLayer):
         inner = config.intermediate_size // 2  # it counts the gate's and the other half
         self.mlp_block = MLP(size, inner, bias=True, activation=config.hidden_activation)
 
-    def advance(
-        self,
-        x: Float[Tensor, "tokens hidden"],
-        normed: Float[Tensor, "tokens hidden"],
-        batch: ForwardBatch,
-    ) -> tuple[Float[Tensor, "tokens hidden"], Float[Tensor, "tokens hidden"]]:
+    def advance(self, x: Hidden, normed: Hidden, batch: ForwardBatch) -> tuple[Hidden, Hidden]:
         mixed = self.temporal_block(normed, batch)
         x, normed = add_and_norm(x, mixed, self.channel_pre_norm)
         return x, self.mlp_block(normed)

@@ -12,6 +12,9 @@ from hybridrt.kernels.add import add
 from hybridrt.layers.norm import add_and_norm
 from hybridrt.layers.watched import is_watched
 
+Hidden = Float[Tensor, "tokens hidden"]
+"""The stream, or what a layer makes of it."""
+
 
 class StreamLayer(nn.Module):
     """A layer that norms the stream first, and adds to it last.
@@ -26,28 +29,21 @@ class StreamLayer(nn.Module):
 
     entry_norm: ClassVar[str] = "input_layernorm"
 
-    def advance(
-        self,
-        x: Float[Tensor, "tokens hidden"],
-        normed: Float[Tensor, "tokens hidden"],
-        batch: ForwardBatch,
-    ) -> tuple[Float[Tensor, "tokens hidden"], Float[Tensor, "tokens hidden"]]:
+    def advance(self, x: Hidden, normed: Hidden, batch: ForwardBatch) -> tuple[Hidden, Hidden]:
         """The stream behind all but the last sum, and what is still to be added to it.
 
         `normed` is what the first norm makes of `x`.
         """
         raise NotImplementedError
 
-    def forward(
-        self, x: Float[Tensor, "tokens hidden"], batch: ForwardBatch
-    ) -> Float[Tensor, "tokens hidden"]:
+    def forward(self, x: Hidden, batch: ForwardBatch) -> Hidden:
         return add(*self.advance(x, getattr(self, self.entry_norm)(x), batch))
 
 
 def run_layers(
     layers: Iterable[nn.Module],
     last_norm: nn.Module,
-    x: Float[Tensor, "tokens hidden"],
+    x: Hidden,
     batch: ForwardBatch,
 ) -> Float[Tensor, "tokens _"]:
     """`x` behind all layers, each called with it and the batch, and the norm of the last.

@@ -194,12 +194,11 @@ def test_threads_change_nothing(dtype: torch.dtype) -> None:
         numba.set_num_threads(before)
 
 
+@pytest.mark.skipif(not HAS_REGISTERS, reason="the processor has no AVX-512")
 @bounded(60)
 @given(data=st.data())
 def test_in_pages_it_is_the_same_bit_for_bit(data: st.DataObject) -> None:
     """Whatever the pages' size, order and layout, and wherever in the first one tokens begin."""
-    if not HAS_REGISTERS:
-        pytest.skip("the processor has no AVX-512")
 
     def draw(least: int, most: int) -> int:
         return data.draw(st.integers(least, most))

@@ -98,7 +98,6 @@ def attend_rows(
     softmax: Softmax,
     reach: Reach,
     out: Float[Tensor, "tokens heads v_dim"],
-    attend: CausalAttention = causal_attention,
 ) -> None:
     """Fills `out` behind the decode rows: what prefill rows attend to, and zeros for padding."""
     stop = batch.num_decodes
@@ -107,7 +106,7 @@ def attend_rows(
         tokens = slice(row.start, stop)
         queries = q_nope[tokens], q_pe[tokens]
         weights = w_uk, w_uv
-        out[tokens] = attend_row(*queries, latents, *weights, pages, row, softmax, reach, attend)
+        out[tokens] = attend_row(*queries, latents, *weights, pages, row, softmax, reach)
     out[stop:] = 0
 
 

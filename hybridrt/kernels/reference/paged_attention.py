@@ -109,14 +109,13 @@ def attend_chunks(
     softmax: Softmax,
     reach: Reach,
     out: Float[Tensor, "tokens heads head_dim_v"],
-    attend: CausalAttention = causal_attention,
 ) -> None:
     """Fills `out` behind the decode rows: what prefill rows attend to, and zeros for padding."""
     stop = batch.num_decodes
     for row in batch.prefills:
         stop = row.stop
         tokens = slice(row.start, stop)
-        out[tokens] = attend_chunk(q[tokens], cache, pages, row, softmax, reach, attend)
+        out[tokens] = attend_chunk(q[tokens], cache, pages, row, softmax, reach)
     out[stop:] = 0
 
 
