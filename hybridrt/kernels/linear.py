@@ -133,10 +133,12 @@ def linear(
     if weight.is_mkldnn:
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     if triton_takes(x):
-        from hybridrt.kernels.triton import one_row
+        from hybridrt.kernels.triton import few_rows, one_row
 
         if one_row.takes(x, weight):
             return one_row.one_row_linear(x, weight, bias)
+        if few_rows.takes(x, weight):
+            return few_rows.few_rows_linear(x, weight, bias)
     return F.linear(x, weight, bias)
 
 

@@ -35,6 +35,33 @@ def wait_for_earlier():
         gdc_wait()
 
 
+LINE = tl.constexpr(128)
+"""Bytes that come from memory together."""
+
+
+@jit
+@no_type_check
+def ask_for(places, are_there):
+    """What is there comes nearer, into the cache of all processors; nobody waits for it.
+
+    One place in each line of memory is enough.
+    """
+    if _COMPILED and cuda_capability_geq(9):
+        tl.inline_asm_elementwise(
+            """{
+            .reg .pred there;
+            setp.ne.s32 there, $2, 0;
+            @there prefetch.global.L2 [$1];
+            mov.u32 $0, 0;
+            }""",
+            "=r,l,r",
+            [places.to(tl.int64), are_there.to(tl.int32)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+
+
 @cache
 def _starts_early() -> bool:
     """Whether kernels are set up, and may ask for weights, while those before them are at work.
@@ -83,6 +110,14 @@ def num_processors(device: torch.device) -> int:
     if device.type != "cuda":
         return 4
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes of it that a program can have; those of an H100 in the interpreter."""
+    if device.type != "cuda":
+        return 227 * 1024
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
 
 
 def row_strides(tensor: torch.Tensor | None, dims: int) -> tuple[int, ...]:

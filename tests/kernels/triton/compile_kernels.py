@@ -22,11 +22,12 @@ from hybridrt.batch import Rows, TokenPages
 from hybridrt.kernels.moe import UNSORTED_TOKENS
 from hybridrt.kernels.reference.gates import Gating
 from hybridrt.kernels.reference.route import Routing
-from hybridrt.kernels.triton import combine, launch, mla_project
+from hybridrt.kernels.triton import combine, few_rows, launch, mla_project
 from hybridrt.kernels.triton import few_experts as few
 from hybridrt.kernels.triton.causal_conv1d import causal_conv1d
 from hybridrt.kernels.triton.delta_inputs import delta_inputs
 from hybridrt.kernels.triton.few_experts import few_experts
+from hybridrt.kernels.triton.few_rows import few_rows_linear
 from hybridrt.kernels.triton.gated import add, add_gated, gated, gated_by, relu2, sigmoid_gated
 from hybridrt.kernels.triton.gated_delta_rule import gated_delta_rule
 from hybridrt.kernels.triton.gated_rms_norm import gated_rms_norm
@@ -250,6 +251,14 @@ def _norms() -> None:
     rms_norm_three(parts, (of(256), of(16), of(16)), 1e-6)
 
 
+def _few_rows() -> None:
+    for rows in (2, 64):
+        few_rows_linear(of(rows, 4096), of(28672, 4096), None)  # wide tiles
+        few_rows_linear(of(rows, 8192), of(4096, 8192), None)  # narrow ones, in parts
+        few_rows_linear(of(rows, 8192), of(288, 8192), of(288))  # the narrowest
+        few_rows_linear(of(rows, 5000), of(77, 5000), of(77))
+
+
 def _one_row() -> None:
     one_row_linear(of(1, 4096), of(6144, 4096), of(6144))
     one_row_linear(of(1, 5000), of(77, 5000), None)
@@ -373,6 +382,7 @@ CASES: dict[str, Callable[[], None]] = {
     "experts, spread": _spread,
     "route": _route,
     "norms": _norms,
+    "few rows": _few_rows,
     "one row": _one_row,
     "gates": _gates,
     "rotations": _rotations,
@@ -387,6 +397,7 @@ if __name__ == "__main__":
     target_info.current_target = lambda: H100
     target_info.current_target.__triton_builtin__ = True
     # So that contexts are split, and matrices cut, as there.
-    combine.num_processors = few.num_processors = mla_project.num_processors = lambda _: 132
+    for module in (combine, few, few_rows, mla_project):
+        module.num_processors = lambda _: 132
     for name in sys.argv[1:] or CASES:
         CASES[name]()
