@@ -13,6 +13,7 @@ BEFORE_IT_READS_WEIGHTS_ALONE = {
         "one_row_pair._multiply_both",
         "mla_project._project",
         "mla_values._join_and_expand",
+        "route._multiply",
     ),
 }
 
