@@ -31,6 +31,7 @@ from hybridrt.kernels.reference import route as torch_route
 from hybridrt.kernels.reference.route import Routing
 from hybridrt.kernels.triton.causal_conv1d import causal_conv1d
 from hybridrt.kernels.triton.few_experts import few_experts
+from hybridrt.kernels.triton.few_rows import few_rows_linear
 from hybridrt.kernels.triton.gated_delta_rule import gated_delta_rule
 from hybridrt.kernels.triton.grouped_moe import grouped_experts
 from hybridrt.kernels.triton.mla_attention import mla_attention
@@ -49,12 +50,13 @@ Run = Callable[[], object]
 
 @dataclass(frozen=True)
 class Case:
-    """A piece of work: its least bytes, its operations, and who does it."""
+    """A piece of work: its least bytes, its operations, and who does it, so often in a run."""
 
     name: str
     num_bytes: float
     operations: float
     sides: dict[str, Run]
+    times: int = 1
 
 
 def normal(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
@@ -184,7 +186,14 @@ def scan(batch: Rows, channels: int = 8192, size: int = 16) -> Case:
         )
 
         index, no_bias = pages.int(), torch.zeros(channels, device=CUDA)
-        turned = [part.t().contiguous()[None] for part in (x, dt, B, C)]
+
+        def turned() -> list[Tensor]:
+            """As its kernel for prompts takes them: a channel's tokens one behind the other."""
+            return [part.t().contiguous()[None] for part in (x, dt, B, C)]
+
+        def scan_prompt(x: Tensor, dt: Tensor, B: Tensor, C: Tensor) -> object:
+            return selective_scan_fn(x, dt, A, B, C, D, return_last_state=True)
+
         sides["mamba-ssm"] = (
             (
                 lambda: selective_state_update(
@@ -192,12 +201,11 @@ def scan(batch: Rows, channels: int = 8192, size: int = 16) -> Case:
                 )
             )
             if batch.num_decodes
-            else (
-                lambda: selective_scan_fn(
-                    turned[0], turned[1], A, turned[2], turned[3], D, return_last_state=True
-                )
-            )
+            else lambda: scan_prompt(*turned())
         )
+        if not batch.num_decodes:
+            already = turned()
+            sides["mamba-ssm, turned before"] = lambda: scan_prompt(*already)
     except ImportError:
         pass
     states = 2 * state.nbytes if batch.num_decodes else 0
@@ -322,14 +330,17 @@ def norm(tokens: int, hidden: int = 4096) -> Case:
 
 
 def product(tokens: int, inputs: int, outputs: int) -> Case:
-    """A linear layer: of one token by our kernel, of more by cuBLAS."""
-    x, weight = normal(tokens, inputs), normal(outputs, inputs)
+    """A linear layer, with so many weights that they come from memory."""
+    times = max(2, 5 * 10**8 // (2 * inputs * outputs))
+    x, weights = normal(tokens, inputs), [normal(outputs, inputs) for _ in range(times)]
     work = 2 * tokens * inputs * outputs
     name = f"product, {tokens} x {inputs} x {outputs}"
-    sides: dict[str, Run] = {"cuBLAS": lambda: F.linear(x, weight)}
-    if tokens == 1:
-        sides = {"ours": lambda: one_row_linear(x, weight, None), **sides}
-    return Case(name, weight.nbytes, work, sides)
+    linear = one_row_linear if tokens == 1 else few_rows_linear
+    sides: dict[str, Run] = {
+        "ours": lambda: [linear(x, weight, None) for weight in weights],
+        "cuBLAS": lambda: [F.linear(x, weight) for weight in weights],
+    }
+    return Case(name, weights[0].nbytes, work, sides, times)
 
 
 def _kind(name: str, batch: Rows) -> str:
@@ -355,8 +366,9 @@ def cases() -> Iterator[Callable[[], Case]]:
         yield partial(router, tokens, 512, 10)
     for tokens in (1, 64, TOKENS):
         yield partial(norm, tokens)
-    for shape in ((4096, 6144), (4096, 4096), (4096, 28672), (14336, 4096), (4096, 128256)):
-        for tokens in (1, 64):
+    shapes = ((4096, 6144), (4096, 4096), (4096, 28672), (14336, 4096), (8192, 4096))
+    for shape in (*shapes, (4096, 16384), (2048, 12288), (4096, 2048), (4096, 128256)):
+        for tokens in (1, 16, 64):
             yield partial(product, tokens, *shape)
     for batch in (prefill(TOKENS), decodes(1, 100), decodes(64, 100)):
         yield partial(delta, batch, False)
@@ -370,7 +382,7 @@ def measure(case: Case) -> dict[str, Any]:
         try:
             with torch.inference_mode():
                 milliseconds: Any = do_bench_cudagraph(run, rep=15, return_mode="median")
-                found[name] = milliseconds / 1000
+                found[name] = milliseconds / 1000 / case.times
         except Exception as error:
             found[name] = f"{type(error).__name__}: {error}".splitlines()[0][:160]
     return found
