@@ -137,6 +137,17 @@ def project_each(
     return linear_each(x, [layer.held for layer in layers], [layer.bias for layer in layers])
 
 
+def plain_weight(layer: Linear) -> Float[Tensor, "outputs inputs"] | None:
+    """The weight as it is, if the layer's call is a product with that and nothing else.
+
+    None: the layer is to be called itself, as it is by a compiler.
+    """
+    is_plain = type(layer) is Linear or (type(layer) is FusedLinear and layer.is_sorted)
+    if not is_plain or layer.bias is not None or is_watched(layer) or is_compiling():
+        return None
+    return layer.held if isinstance(layer.held, Tensor) else None
+
+
 def by_kind(heads: int, sizes: Sequence[int]) -> Int64[Tensor, " rows"]:
     """The `order` that sorts rows of heads, each of which has so many of every kind, by kind."""
     # On the CPU, even where a model is built without memory.

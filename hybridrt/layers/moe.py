@@ -20,8 +20,10 @@ from hybridrt.kernels.quantised_linear import (
 )
 from hybridrt.kernels.reference.route import Routing
 from hybridrt.kernels.route import route
-from hybridrt.layers.linear import Linear
+from hybridrt.kernels.shared_expert import SharedExpert, moe_with_shared
+from hybridrt.layers.linear import Linear, plain_weight
 from hybridrt.layers.mlp import MLP
+from hybridrt.layers.watched import is_watched
 from hybridrt.values import Value, check_divides
 
 
@@ -169,8 +171,22 @@ class MoE(nn.Module):
 
     def forward(self, x: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens hidden"]:
         ids, weights = self.gate(x)
-        routed = moe_experts(x, self.experts.gate_up_proj, self.experts.down_proj, ids, weights)
-        return self._with_shared(x, routed)
+        chosen = x, self.experts.gate_up_proj, self.experts.down_proj, ids, weights
+        shared = self._shared_weights()
+        if shared is None:
+            return self._with_shared(x, moe_experts(*chosen))
+        return moe_with_shared(*chosen, shared)
+
+    def _shared_weights(self) -> SharedExpert | None:
+        """Those of the shared expert, if its call is a SwiGLU of them and nothing else."""
+        shared, gate = self.shared_experts, self.shared_expert_gate
+        if type(shared) is not MLP or shared.activation != "silu" or is_watched(shared):
+            return None
+        gate_up, down = plain_weight(shared.gate_up_proj), plain_weight(shared.down_proj)
+        of_gate = None if gate is None else plain_weight(gate)
+        if gate_up is None or down is None or (gate is not None and of_gate is None):
+            return None
+        return SharedExpert(gate_up, down, of_gate)
 
     def _with_shared(
         self, x: Float[Tensor, "tokens hidden"], routed: Float[Tensor, "tokens hidden"]

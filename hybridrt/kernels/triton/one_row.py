@@ -100,6 +100,7 @@ def multiply_rows(
     inputs,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
+    weight_stride=1,
 ):
     """Some rows of a weight times x, by parts; the next one is asked for while one is added."""
     i = tl.arange(0, INPUTS)
@@ -107,8 +108,10 @@ def multiply_rows(
     for first in range(0, inputs, INPUTS):
         following = first + INPUTS
         there = fits[:, None] & (following + i < inputs)[None, :]
-        at = of_row + following
+        at = of_row + following * weight_stride
         next_part = tl.load(at, mask=there, other=0.0, eviction_policy="evict_first")
+        # The assembler would ask for it once this one has come; it moves no load over a barrier.
+        tl.debug_barrier()
         value = tl.load(x + (first + i) * x_stride, mask=first + i < inputs, other=0.0)
         total += part.to(tl.float32) * value.to(tl.float32)[None, :]
         part = next_part

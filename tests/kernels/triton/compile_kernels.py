@@ -22,6 +22,7 @@ from hybridrt.batch import Rows, TokenPages
 from hybridrt.kernels.moe import UNSORTED_TOKENS
 from hybridrt.kernels.reference.gates import Gating
 from hybridrt.kernels.reference.route import Routing
+from hybridrt.kernels.shared_expert import SharedExpert
 from hybridrt.kernels.triton import combine, few_rows, launch, mla_project
 from hybridrt.kernels.triton import few_experts as few
 from hybridrt.kernels.triton.causal_conv1d import causal_conv1d
@@ -36,6 +37,7 @@ from hybridrt.kernels.triton.mla_attention import mla_attention
 from hybridrt.kernels.triton.mla_values import join_and_expand
 from hybridrt.kernels.triton.moe import moe_experts
 from hybridrt.kernels.triton.one_row import one_row_linear
+from hybridrt.kernels.triton.one_row_experts import one_row_experts
 from hybridrt.kernels.triton.one_row_pair import one_row_pair
 from hybridrt.kernels.triton.paged_attention import paged_attention
 from hybridrt.kernels.triton.rms_norm import add_rms_norm, rms_norm, rms_norm_three
@@ -211,6 +213,14 @@ def _few_experts(
     few_experts(of(count, 2048, dtype=dtype), *matrices, ids, weights)
 
 
+def _with_shared(experts: int, top_k: int, inner: int, shared: int, gated: bool) -> None:
+    ids, weights = of(1, top_k, dtype=torch.int64), of(1, top_k, dtype=torch.float32)
+    stacks = of(experts, 2 * inner, 2048), of(experts, 2048, inner)
+    gate = of(1, 2048) if gated else None
+    beside = SharedExpert(of(2 * shared, 2048), of(2048, shared), gate)
+    one_row_experts(of(1, 2048), *stacks, ids, weights, shared=beside)
+
+
 def _sorted_experts() -> None:
     for count in (100, 3000, 8192):
         for dtype in (torch.bfloat16, torch.float32):
@@ -373,6 +383,9 @@ CASES: dict[str, Callable[[], None]] = {
     "experts, one token": lambda: _few_experts(1, 64, 6, 1408),
     "experts, one token, biased": lambda: _experts(1, *BIASES, "clamped", 1.7, 7.0),
     "experts, one token, relu2": lambda: _experts(1, None, None, "relu2"),
+    "experts, one token, shared": lambda: _with_shared(64, 6, 1408, 2816, False),
+    "experts, one token, shared and gated": lambda: _with_shared(512, 10, 512, 512, True),
+    "experts, one token, shared and wide": lambda: _with_shared(60, 4, 1408, 5632, True),
     "experts, 512": lambda: _few_experts(64, 512, 10, 512),
     "experts, eight": lambda: _few_experts(64, 8, 2, 4096),
     "experts, crowded": lambda: _few_experts(64, 8, 4, 4096),
