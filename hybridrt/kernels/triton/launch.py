@@ -35,6 +35,19 @@ def wait_for_earlier():
         gdc_wait()
 
 
+@jit
+@no_type_check
+def wait_and_hold_back():
+    """`wait_for_earlier`, but the next kernel doesn't start before that.
+
+    So it can read before its own wait what kernels before this one wrote, past its processor's
+    cache.
+    """
+    if _COMPILED and cuda_capability_geq(9):
+        gdc_wait()
+        gdc_launch_dependents()
+
+
 LINE = tl.constexpr(128)
 """Bytes that come from memory together."""
 

@@ -15,7 +15,16 @@ from torch import Tensor
 from hybridrt.kernels.reference.gates import Gating
 from hybridrt.kernels.shared_expert import SharedExpert
 from hybridrt.kernels.triton.gates import gated, kind_of, sigmoid
-from hybridrt.kernels.triton.launch import block_of, jit, kernel, row_strides, wait_for_earlier
+from hybridrt.kernels.triton.launch import (
+    LINE,
+    ask_for,
+    block_of,
+    jit,
+    kernel,
+    row_strides,
+    wait_and_hold_back,
+    wait_for_earlier,
+)
 from hybridrt.kernels.triton.one_row import multiply_rows
 
 # Of a program, by 128 threads: rows of the gate and `up` each, of a matrix alone, and how many
@@ -102,6 +111,8 @@ def one_row_experts(
         s_inner,
         hidden,
         TOP_K=top_k,
+        CHOICES=block_of(top_k, 1),
+        LINES=block_of(triton.cdiv(inner * x.itemsize, LINE.value), 1),
         PARTS=parts,
         AHEAD=min(triton.cdiv(s_inner, how["INPUTS"]), _AHEAD),
         ROWS=_HIDDEN,
@@ -215,7 +226,7 @@ def _to_inner(
     if part >= first:
         choice = (part - first) // parts
         part = part - first - choice * parts
-        wait_for_earlier()
+        wait_and_hold_back()
         expert = tl.load(ids + choice.to(tl.int64) * ids_choice)
         matrix = gate_up + expert * w_expert
         row, of_row, fits = _rows_of(
@@ -243,7 +254,7 @@ def _to_inner(
         _, of_row, fits = _rows_of(part, weight, s_row, 1, s_size, False, 2, ROWS, INPUTS)
         # No kernel before this one writes weights, so the first ones come while those are at work.
         numbers = _first_of(of_row, fits, hidden, INPUTS)
-        wait_for_earlier()
+        wait_and_hold_back()
         sums = multiply_rows(x, x_dim, of_row, numbers, fits, hidden, 2 * ROWS, INPUTS)
         gate, up = _take_apart(sums, ROWS)
         value = part * ROWS + tl.arange(0, ROWS)
@@ -278,6 +289,8 @@ def _from_inner(
     s_inner,
     hidden,
     TOP_K: tl.constexpr,
+    CHOICES: tl.constexpr,  # powers of two that hold them, and a row's lines of memory
+    LINES: tl.constexpr,
     PARTS: tl.constexpr,  # of INPUTS numbers, in a row of the chosen experts
     TILES: tl.constexpr,  # ROWS of such parts, at a time
     AHEAD: tl.constexpr,  # parts of the shared expert's that are asked for before the wait
@@ -295,6 +308,14 @@ def _from_inner(
         for j in tl.static_range(AHEAD):
             of_part = of_shared + j * INPUTS
             ahead += (_first_of(of_part, fits, s_inner - j * INPUTS, INPUTS),)
+    # `_to_inner` has held this back until the choice was there.
+    in_line: tl.constexpr = LINE * 8 // down.dtype.element_ty.primitive_bitwidth
+    each, line = tl.arange(0, CHOICES), tl.arange(0, LINES) * in_line
+    chosen = tl.load(ids + each * ids_choice, mask=each < TOP_K, other=0, cache_modifier=".cg")
+    of_line = down + (chosen * w_expert)[None, :, None] + (line * w_dim)[None, None, :]
+    there = (each < TOP_K)[None, :, None] & (line < inner)[None, None, :]
+    of_line += (row.to(tl.int64) * w_row)[:, None, None]
+    ask_for(of_line, fits[:, None, None] & there)
     wait_for_earlier()
     of_row = down + (row.to(tl.int64) * w_row)[:, None] + (i * w_dim)[None, :]
     for first in range(0, TOP_K * PARTS, TILES):
