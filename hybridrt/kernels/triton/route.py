@@ -31,7 +31,8 @@ INPUTS = 512  # bytes of a row at a time
 LINES_AHEAD = 16  # of an expert's weights, before a program's turn
 ONE_WARP = 512  # experts that a warp chooses from
 
-_NO_KEY = tl.constexpr(-(1 << 63))
+_NO_KEY, _LEAST = tl.constexpr(-(1 << 63)), tl.constexpr(-(1 << 31))
+_MANY = tl.constexpr(1 << 20)  # more than there are experts
 
 
 def route(
@@ -162,22 +163,51 @@ def _multiply(
 
 @jit
 @no_type_check
-def _keys(values, numbers, there):
-    """Integers in the order of float32s, NaN the largest; of equal ones the first is larger."""
+def _ordered(values):
+    """Integers in the order of float32s, NaN the largest."""
     bits = values.to(tl.int32, bitcast=True)
-    ordered = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64)
+    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+
+
+@jit
+@no_type_check
+def _keys(values, numbers, there):
+    """The same of 64 bits, no two equal: of equal values the first has the larger."""
+    ordered = _ordered(values).to(tl.int64)
     return tl.where(there, ordered * (1 << 32) + (0x7FFFFFFF - numbers), _NO_KEY)
 
 
 @jit
 @no_type_check
-def _best(keys, COUNT: tl.constexpr):
+def _best_one_by_one(keys, COUNT: tl.constexpr):
     """The places of the COUNT largest keys, the largest first; COUNT for others."""
     place = tl.full(keys.shape, COUNT, tl.int32)
     for j in range(COUNT):
         is_next = keys == tl.max(keys)
         place = tl.where(is_next, j, place)
         keys = tl.where(is_next, _NO_KEY, keys)
+    return place
+
+
+@jit
+@no_type_check
+def _best(values, numbers, there, COUNT: tl.constexpr):
+    """The places of the COUNT largest values, as `_keys` has their order; COUNT for others.
+
+    First by the values alone, of 32 bits, whose maximum a warp has in one instruction: they are
+    in order if none of them is there twice.
+    """
+    ordered = tl.where(there, _ordered(values), _LEAST)
+    place = tl.zeros(ordered.shape, tl.int32)
+    largest = tl.max(ordered)
+    for _ in range(COUNT):
+        is_less = ordered < largest
+        place += is_less.to(tl.int32)
+        largest = tl.max(tl.where(is_less, ordered, _LEAST))
+    # So many are found, and one of them in the last place: so one is in each.
+    found = tl.where(place < COUNT, 1, 0) + tl.where(place == COUNT - 1, _MANY, 0)
+    if tl.sum(found) != COUNT + _MANY:
+        place = _best_one_by_one(_keys(values, numbers, there), COUNT)
     return place
 
 
@@ -231,9 +261,9 @@ def _choose(
         if TOP2:
             rest = tl.where(there & ~first, merit, float("-inf"))
             best += tl.max(rest, 1)
-        place = _best(_keys(best, group, group < GROUPS), TOPK_GROUP)
+        place = _best(best, group, group < GROUPS, TOPK_GROUP)
         merit = tl.where((place < TOPK_GROUP)[:, None], merit, outside)
-    place = _best(_keys(merit, expert, there), TOP_K)
+    place = _best(merit, expert, there, TOP_K)
     chosen = there & (place < TOP_K)
     if GROUPS > 1 and bias is None:
         # The best groups may have fewer experts than are asked for.

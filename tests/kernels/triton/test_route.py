@@ -98,6 +98,28 @@ def test_of_equal_experts_the_first_is_chosen(place: Place) -> None:
     assert ids.tolist() == [[7, 0, 1, 2]] * 2
 
 
+@ONE_DTYPE_HERE
+@pytest.mark.parametrize("top_k", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize(
+    "logits",
+    [
+        *([0.0] * 6, [1, 1, 1, 0, 0, 0], [0, 2, 1, 2, 3, 4], [0, 2, 1, 3, 1, 4]),
+        *([5, 4, 3, 2, 1, 0], [-torch.inf, 0, -torch.inf, 1, 2, -torch.inf]),
+        [0.0, -0.0, 1, 0.0, -0.0, -1],
+    ],
+    ids=str,
+)
+def test_the_first_of_equals_wherever_they_are(
+    place: Place, logits: list[float], top_k: int
+) -> None:
+    x, weight = torch.zeros(2, 16).to(*place), torch.zeros(6, 16).to(*place)
+    x[:, 0], weight[:, 0] = 1, torch.tensor(logits).clamp(min=-6e4)
+    ids, weights = _route(x, weight, None, Routing(top_k, "softmax", False, 1e-20, 1.0))
+    order = torch.tensor(logits).sort(descending=True, stable=True).indices[:top_k]
+    assert ids.tolist() == [order.tolist()] * 2
+    assert_close(weights, torch.tensor(logits).double().softmax(0)[order].expand(2, -1))
+
+
 def test_large_logits(place: Place) -> None:
     x, weight = _normal(4, 32, seed=0) * 100, _normal(12, 32, seed=1) * 100
     for scores in ("softmax", "sigmoid"):

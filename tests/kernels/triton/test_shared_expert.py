@@ -112,7 +112,8 @@ def test_extremes(place: Place) -> None:
 @ONE_DTYPE_HERE
 def test_nothing_is_left_unwritten(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     def poisoned(self: Tensor, *size: int, device: Any = None) -> Tensor:
-        return torch.full(size, torch.nan, dtype=self.dtype, device=device or self.device)
+        poison = torch.nan if self.is_floating_point() else -1
+        return torch.full(size, poison, dtype=self.dtype, device=device or self.device)
 
     parts = _parts(place, 4, 50, 7, 13, True)
     monkeypatch.setattr(Tensor, "new_empty", poisoned)
