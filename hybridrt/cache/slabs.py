@@ -11,8 +11,9 @@ them lets go: it is cached, and whoever needs its room may drop it.
 """
 
 from array import array
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import cast
 
 from hybridrt.cache.page_table import PhysicalId
@@ -152,6 +153,7 @@ class _Group:
     def release(self, pages: Iterable[PhysicalId]) -> list[PhysicalId]:
         """Returns those that nobody holds or keeps now."""
         claims, in_use, size = self.claims, self._in_use, self.pages_per_slab
+        unheld: list[int] = []  # the slabs of pages that nobody holds now
         freed: list[PhysicalId] = []
         for page in pages:
             claim = claims[page]
@@ -159,13 +161,14 @@ class _Group:
             claims[page] = left = claim - 1
             if left & HOLDERS:
                 continue
-            slab = page // size
-            self.num_in_use -= 1
-            in_use[slab] -= 1
-            if not in_use[slab]:
-                self.num_slabs_in_use -= 1
+            unheld.append(page // size)
             if not left:
                 freed.append(page)
+        self.num_in_use -= len(unheld)
+        for slab, count in Counter(unheld).items():
+            in_use[slab] -= count
+            if not in_use[slab]:
+                self.num_slabs_in_use -= 1
         return freed
 
     def free(self, pages: Iterable[PhysicalId]) -> list[int]:
@@ -173,15 +176,14 @@ class _Group:
         size, free_pages = self.pages_per_slab, self._free_pages
         whole: list[int] = []
         line = self._line
-        for page in pages:
-            slab = page // size
+        for slab, freed in groupby(pages, lambda page: page // size):
             own = free_pages[slab]
             num_free = len(own)
             line.leave(slab, num_free)
-            if num_free + 1 < size:
-                own.append(page)
-                line.enter(slab, num_free + 1)
-                self.num_free += 1
+            own += freed
+            if len(own) < size:
+                line.enter(slab, len(own))
+                self.num_free += len(own) - num_free
             else:
                 del free_pages[slab]
                 self.num_free -= num_free

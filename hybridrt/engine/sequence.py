@@ -3,6 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
+from jaxtyping import Int32
+
 from hybridrt.cache.finder import CacheNote, Match
 from hybridrt.cache.prefix_tree import token_bytes
 from hybridrt.engine.detokenizer import Detokenizer
@@ -73,6 +76,12 @@ class Sequence:
         if len(self.token_ids) == self.num_prompt_tokens:
             return self._prompt_data
         return self._prompt_data + token_bytes(self.output_token_ids)
+
+    def token_array(self, start: int, stop: int) -> Int32[np.ndarray, " tokens"]:
+        """Tokens `start` to `stop - 1`; of the prompt without a look at each."""
+        if stop <= self.num_prompt_tokens:
+            return np.frombuffer(self._prompt_data, np.intc)[start:stop]
+        return np.array(self.token_ids[start:stop], np.intc)
 
     @property
     def output_token_ids(self) -> list[int]:
