@@ -4,8 +4,13 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
+from jaxtyping import Shaped
 from torch import Tensor
+
+PARCEL = 2**20  # bytes that are copied at once, at most; a larger array is a parcel of its own
+ALIGNMENT = 256  # of what is in it, as a device's own memory has it
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
@@ -13,6 +18,56 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     if device.type == "cpu":
         return tensor
     return tensor.pin_memory().to(device, non_blocking=True)
+
+
+class Shipment:
+    """Arrays on their way to a device, small ones in one copy.
+
+    On a CPU they stay where they are.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._parcels: list[_Parcel] = []
+
+    def add(self, array: Shaped[np.ndarray, "*shape"]) -> Shaped[Tensor, "*shape"]:
+        """The tensor that has the array's numbers, and shape, from `send` on."""
+        if self._device.type == "cpu":
+            return torch.from_numpy(array)
+        if not self._parcels or array.nbytes > self._parcels[-1].room:
+            self._parcels.append(_Parcel(max(PARCEL, array.nbytes), self._device))
+        return self._parcels[-1].add(array)
+
+    def send(self) -> None:
+        """Begins all copies, for which nobody waits."""
+        for parcel in self._parcels:
+            parcel.send()
+
+
+class _Parcel:
+    """Bytes of the host's memory, and as many of the device's."""
+
+    def __init__(self, num_bytes: int, device: torch.device) -> None:
+        pinned = device.type == "cuda"
+        self._packed = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=pinned)
+        self._arrived = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+        self._bytes = self._packed.numpy()
+        self._end = 0
+
+    @property
+    def room(self) -> int:
+        return len(self._bytes) - self._end
+
+    def add(self, array: Shaped[np.ndarray, "*shape"]) -> Shaped[Tensor, "*shape"]:
+        start, stop = self._end, self._end + array.nbytes
+        self._bytes[start:stop].view(array.dtype).reshape(array.shape)[...] = array
+        self._end = min(len(self._bytes), -(-stop // ALIGNMENT) * ALIGNMENT)
+        dtype = torch.from_numpy(array[:0]).dtype
+        return self._arrived[start:stop].view(dtype).view(array.shape)
+
+    def send(self) -> None:
+        used = self._packed[: self._end]
+        self._arrived[: self._end].copy_(used, non_blocking=True)
 
 
 @contextmanager

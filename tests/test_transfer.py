@@ -1,5 +1,8 @@
 """What samples on a device and scores there asks it for nothing but what it gives."""
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -7,8 +10,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from hybridrt import SamplingParams
 from hybridrt.engine.logprobs import logprob_columns
 from hybridrt.engine.sampler import SamplingRow, sample
-from hybridrt.transfer import HostCopy, to_device, waiting_raises
+from hybridrt.transfer import (
+    ALIGNMENT,
+    PARCEL,
+    HostCopy,
+    Shipment,
+    _Parcel,
+    to_device,
+    waiting_raises,
+)
 
+CPU = torch.device("cpu")
 PARAMS = (
     SamplingParams(temperature=0),
     SamplingParams(temperature=0.7, top_p=0.9, top_k=3),
@@ -33,9 +45,53 @@ def test_sampling_reads_no_values() -> None:
 
 def test_nothing_is_copied_where_the_device_is_the_host() -> None:
     tensor = torch.arange(3)
-    assert to_device(tensor, torch.device("cpu")) is tensor
+    assert to_device(tensor, CPU) is tensor
     (same,) = HostCopy(tensor).wait()
     assert same is tensor
+
+
+ARRAYS: tuple[np.ndarray[Any, Any], ...] = (
+    np.arange(7),
+    np.array([True, False, True]),
+    np.zeros(0, np.int64),
+    np.arange(12, dtype=np.int32).reshape(3, 4),
+    np.arange(12).reshape(3, 4).T,
+    np.arange(PARCEL // 8 + 1),
+    np.arange(5),
+)
+
+
+def test_a_shipment_stays_where_the_device_is_the_host() -> None:
+    shipment = Shipment(CPU)
+    assert shipment.add(ARRAYS[0]).data_ptr() == ARRAYS[0].ctypes.data
+    shipment.send()
+
+
+def test_a_parcel_arrives_as_it_was_packed() -> None:
+    nearly_full = _Parcel(sum(max(array.nbytes, ALIGNMENT) for array in ARRAYS), CPU)
+    added = [nearly_full.add(array) for array in ARRAYS]
+    nearly_full.send()
+    assert_equal(added)
+    begin = added[0].data_ptr()
+    assert all((tensor.data_ptr() - begin) % ALIGNMENT == 0 for tensor in added if len(tensor))
+    assert nearly_full.room >= 0
+
+
+@pytest.mark.gpu
+def test_a_shipment_arrives_on_a_device_and_nobody_waits_for_it() -> None:
+    with waiting_raises():
+        shipment = Shipment(torch.device("cuda"))
+        added = [shipment.add(array) for array in (*ARRAYS, *ARRAYS)]
+        shipment.send()
+    assert_equal(added[: len(ARRAYS)])
+    assert_equal(added[len(ARRAYS) :])
+
+
+def assert_equal(tensors: list[torch.Tensor]) -> None:
+    for tensor, array in zip(tensors, ARRAYS, strict=True):
+        found = tensor.cpu().numpy()
+        assert found.dtype == array.dtype and found.shape == array.shape
+        assert np.array_equal(found, array)
 
 
 @pytest.mark.gpu

@@ -8,13 +8,13 @@ import torch
 from jaxtyping import Int32, Int64
 from torch import Tensor
 
-from hybridrt.batch import ForwardBatch, Rows, StatePages, TokenPages
+from hybridrt.batch import ForwardBatch, StatePages, TokenPages
 from hybridrt.cache.page_table import PageTable
 from hybridrt.cache.plan import UNENDING, GroupPlan
 from hybridrt.cache.sequence_pages import SequencePages
 from hybridrt.engine.scheduler import Row
 from hybridrt.engine.state_rows import CutRows, cut_rows
-from hybridrt.transfer import to_device
+from hybridrt.transfer import Shipment, to_device
 
 SPARE_BLOCKS = 8  # columns of a page table for blocks that its rows are about to enter
 
@@ -119,7 +119,7 @@ class BatchBuilder:
 
     def _write_tokens(self, batch: ForwardBatch, tokens: list[int]) -> None:
         if self._input_ids is None:
-            batch.input_ids.copy_(self._tensor(np.array(tokens)), non_blocking=True)
+            batch.input_ids.copy_(to_device(torch.tensor(tokens), self._device), non_blocking=True)
         else:
             self._input_ids[:] = tokens
 
@@ -163,27 +163,29 @@ class BatchBuilder:
             cu_seqlens = np.concatenate([[0], lens.cumsum()])
             row_of_token = row_of_token.repeat(lens)
             positions = np.arange(cu_seqlens[-1]) - (cu_seqlens[:-1] - starts)[row_of_token]
-        if num_decodes == len(rows):
-            tokens = [sequence.token_ids[start] for sequence, start, _ in rows]
-        else:
-            tokens = [t for sequence, i, j in rows for t in sequence.token_ids[i:j]]
+        last = [sequence.token_ids[start] for sequence, start, _ in rows[:num_decodes]]
+        chunks = [sequence.token_array(i, j) for sequence, i, j in rows[num_decodes:]]
+        tokens = np.concatenate([np.array(last, np.int64), *chunks])
         samples = stops == [len(row.sequence.token_ids) for row in rows]
+        shipment = Shipment(self._device)
         cut = cut_rows(rows, starts, stops, self._pages) if self._pages.unsettled else None
+        offsets = self._rope_offsets(rows, row_of_token)
         batch = ForwardBatch(
-            input_ids=self._tensor(np.array(tokens, np.int64)),
-            positions=(on_device := self._tensor(positions)),
-            rope_positions=self._rope_positions(rows, on_device, row_of_token),
-            seq_lens=self._tensor(stops.astype(np.int32)),
-            cu_seqlens_q=self._tensor(cu_seqlens.astype(np.int32)),
-            has_initial_state=self._tensor(starts > 0),
-            logits_indices=self._tensor((cu_seqlens[1:] - 1)[samples]),
-            groups=self._place(rows, positions, row_of_token, cut),
+            input_ids=shipment.add(tokens),
+            positions=(on_device := shipment.add(positions)),
+            rope_positions=on_device if offsets is None else shipment.add(positions + offsets),
+            seq_lens=shipment.add(stops.astype(np.int32)),
+            cu_seqlens_q=shipment.add(cu_seqlens.astype(np.int32)),
+            has_initial_state=shipment.add(starts > 0),
+            logits_indices=shipment.add((cu_seqlens[1:] - 1)[samples]),
+            groups=self._place(rows, positions, row_of_token, cut, shipment),
             num_decodes=num_decodes,
             query_lens=torch.from_numpy(lens),
             context_lens=torch.from_numpy(starts),
             follows=torch.zeros(len(rows), dtype=torch.bool),
-            cut_rows=None if cut is None else self._cut_rows(cut),
+            cut_rows=None if cut is None else cut.as_rows(shipment),
         )
+        shipment.send()
         self._is_ahead = self._has_tokens = False
         decodes = num_decodes == len(rows) and bool(samples.all()) and cut is None
         self._moves_left = self._count_moves(rows, starts) if decodes else 0
@@ -191,15 +193,15 @@ class BatchBuilder:
         self._input_ids = batch.input_ids.numpy() if self._device.type == "cpu" else None
         return batch
 
-    def _rope_positions(
-        self, rows: list[Row], positions: Tensor, row_of_token: np.ndarray
-    ) -> Tensor:
-        """The positions, moved to the other half of a table in two halves; see `Rope`."""
+    def _rope_offsets(
+        self, rows: list[Row], row_of_token: Int64[np.ndarray, " tokens"]
+    ) -> Int64[np.ndarray, " tokens"] | None:
+        """Moves positions to the other half of a table in two halves; see `Rope`. None: no such."""
         switch = self._switch_length
         if switch is None:
-            return positions
+            return None
         offsets = np.array([switch * (len(row.sequence.token_ids) > switch) for row in rows])
-        return positions + self._tensor(offsets[row_of_token])
+        return offsets[row_of_token]
 
     def _place(
         self,
@@ -207,38 +209,19 @@ class BatchBuilder:
         positions: Int64[np.ndarray, " tokens"],
         row_of_token: Int64[np.ndarray, " tokens"],
         cut: CutRows | None,
+        shipment: Shipment,
     ) -> dict[str, TokenPages | StatePages]:
         tables = [self._pages.tables(row.sequence.sequence_id) for row in rows]
         placed: dict[str, TokenPages | StatePages] = {}
         for g, group in enumerate(self._groups):
             own = [table[g] for table in tables]
             if group.kernel_block_size is None:
-                placed[group.name] = self._states(g, own, cut)
+                placed[group.name] = _states(g, own, cut, shipment)
             else:
-                placed[group.name] = self._tokens(group, own, rows, positions, row_of_token)
+                placed[group.name] = self._tokens(
+                    group, own, rows, positions, row_of_token, shipment
+                )
         return placed
-
-    def _states(self, g: int, tables: list[PageTable], cut: CutRows | None) -> StatePages:
-        ids = np.array([table.physical_ids for table in tables], np.int64)
-        if cut is None:
-            pages = self._tensor(np.ascontiguousarray(ids.T))
-            return StatePages(pages, initial_pages=pages)
-        pages = self._tensor(cut.state_pages(g, ids, initial=False))
-        return StatePages(pages, self._tensor(cut.state_pages(g, ids, initial=True)))
-
-    def _cut_rows(self, cut: CutRows) -> Rows:
-        lens = cut.stops - cut.starts
-        ends = np.zeros(len(lens) + 1, np.int32)
-        lens.cumsum(out=ends[1:])
-        return Rows(
-            seq_lens=self._tensor(cut.stops.astype(np.int32)),
-            cu_seqlens_q=self._tensor(ends),
-            has_initial_state=self._tensor(cut.starts > 0),
-            query_lens=torch.from_numpy(lens),
-            context_lens=torch.from_numpy(cut.starts),
-            follows=torch.from_numpy(cut.follows),
-            num_decodes=cut.num_decodes,
-        )
 
     def _tokens(
         self,
@@ -247,6 +230,7 @@ class BatchBuilder:
         rows: list[Row],
         positions: Int64[np.ndarray, " tokens"],
         row_of_token: Int64[np.ndarray, " tokens"],
+        shipment: Shipment,
     ) -> TokenPages:
         size = group.kernel_block_size
         assert size is not None
@@ -261,7 +245,7 @@ class BatchBuilder:
         for row_blocks, row_ids in zip(page_table, ids, strict=True):
             row_blocks[: len(row_ids)] = row_ids
         slots = page_table[row_of_token, blocks].astype(np.int64) * size + offsets
-        return TokenPages(self._tensor(page_table), self._tensor(slots))
+        return TokenPages(shipment.add(page_table), shipment.add(slots))
 
     def _blocks(
         self, group: GroupPlan, table: PageTable, start: int
@@ -286,8 +270,14 @@ class BatchBuilder:
                     moves = min(moves, group.window.unseen_from(last_of_first) - start - 1)
         return moves
 
-    def _tensor(self, array: np.ndarray) -> Tensor:
-        return to_device(torch.from_numpy(array), self._device)
+
+def _states(g: int, tables: list[PageTable], cut: CutRows | None, shipment: Shipment) -> StatePages:
+    ids = np.array([table.physical_ids for table in tables], np.int64)
+    if cut is None:
+        pages = shipment.add(np.ascontiguousarray(ids.T))
+        return StatePages(pages, initial_pages=pages)
+    pages = shipment.add(cut.state_pages(g, ids, initial=False))
+    return StatePages(pages, shipment.add(cut.state_pages(g, ids, initial=True)))
 
 
 def _moving(batch: ForwardBatch) -> list[tuple[Any, Any]]:

@@ -11,11 +11,14 @@ from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from jaxtyping import Bool, Int64
 
+from hybridrt.batch import Rows as BatchRows
 from hybridrt.cache.prefix_tree import PagesOfGroups
 from hybridrt.cache.sequence_pages import SequencePages
 from hybridrt.engine.scheduler import Row
+from hybridrt.transfer import Shipment
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,21 @@ class CutRows:
         if others:
             ids[[*others]] = [pages[group] for pages in others.values()]
         return np.ascontiguousarray(ids.T)
+
+    def as_rows(self, shipment: Shipment) -> BatchRows:
+        """The pieces as kernels know rows."""
+        lens = self.stops - self.starts
+        ends = np.zeros(len(lens) + 1, np.int32)
+        lens.cumsum(out=ends[1:])
+        return BatchRows(
+            seq_lens=shipment.add(self.stops.astype(np.int32)),
+            cu_seqlens_q=shipment.add(ends),
+            has_initial_state=shipment.add(self.starts > 0),
+            query_lens=torch.from_numpy(lens),
+            context_lens=torch.from_numpy(self.starts),
+            follows=torch.from_numpy(self.follows),
+            num_decodes=self.num_decodes,
+        )
 
 
 def cut_rows(
