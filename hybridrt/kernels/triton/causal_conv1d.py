@@ -3,14 +3,13 @@
 from typing import Literal, no_type_check
 
 import torch
-import triton
 import triton.language as tl
 from jaxtyping import Float, Int64
 from torch import Tensor
 
 from hybridrt.batch import Rows
 from hybridrt.kernels.triton.gates import sigmoid
-from hybridrt.kernels.triton.launch import block_of, kernel, num_processors, wait_for_earlier
+from hybridrt.kernels.triton.launch import block_of, cdiv, kernel, num_processors, wait_for_earlier
 from hybridrt.kernels.triton.states import if_so, pages_of, prefill_turns, tokens_of
 
 _CHANNELS = 128  # of a decode row for a program: one for each of its threads
@@ -32,12 +31,12 @@ def causal_conv1d(
     out = torch.empty_like(x)
     channels, width = weight.shape
     strides = (*x.stride(), *weight.stride(), *conv_state.stride(), *out.stride())
-    blocks = triton.cdiv(channels, _CHANNELS)
+    blocks = cdiv(channels, _CHANNELS)
     options = {"WIDTH": width, "HAS_BIAS": bias is not None, "SILU": activation is not None}
     if n := batch.num_decodes:
         has_many = n * channels >= 2 * _CHANNELS_OF_MANY * num_processors(x.device)
         block_c = _CHANNELS_OF_MANY if has_many else _CHANNELS
-        _step[(n, triton.cdiv(channels, block_c))](
+        _step[(n, cdiv(channels, block_c))](
             *(x, weight, bias, conv_state, pages, out),
             *strides,
             channels,
@@ -49,7 +48,7 @@ def causal_conv1d(
     at_once = max(_TOKENS, width - 1)
     block_c = min(_OF_TOKENS, block_of(channels))
     for first, count, longest in prefill_turns(batch):
-        _convolve[(triton.cdiv(longest, at_once), count, triton.cdiv(channels, block_c))](
+        _convolve[(cdiv(longest, at_once), count, cdiv(channels, block_c))](
             *(x, weight, bias, conv_state),
             *rows,
             out,

@@ -2,7 +2,6 @@
 
 from typing import no_type_check
 
-import triton
 import triton.language as tl
 from jaxtyping import Float, Float32
 from torch import Tensor
@@ -10,6 +9,7 @@ from torch import Tensor
 from hybridrt.kernels.triton.launch import (
     LOG2_E,
     block_of,
+    cdiv,
     kernel,
     num_processors,
     wait_for_earlier,
@@ -27,7 +27,7 @@ def num_splits(q: Tensor, programs: int, most_tokens: int) -> int:
     once: a few more than that would take as long again as those before them.
     """
     wanted = _PROGRAMS_A_PROCESSOR * num_processors(q.device) // programs
-    return max(1, min(wanted, triton.cdiv(most_tokens, _LEAST_SPLIT), _MOST_SPLITS))
+    return max(1, min(wanted, cdiv(most_tokens, _LEAST_SPLIT), _MOST_SPLITS))
 
 
 def combine(

@@ -3,13 +3,12 @@
 from typing import no_type_check
 
 import torch
-import triton
 import triton.language as tl
 from jaxtyping import Float, Float32
 from torch import Tensor
 
 from hybridrt.kernels.triton.gates import sigmoid
-from hybridrt.kernels.triton.launch import block_of, jit, kernel, wait_for_earlier
+from hybridrt.kernels.triton.launch import block_of, cdiv, jit, kernel, wait_for_earlier
 from hybridrt.kernels.triton.softplus import softplus
 
 _ELEMENTS, _GATES = 1024, 256  # of queries or keys of a program, and of its g and beta
@@ -37,9 +36,9 @@ def delta_inputs(
     g, beta = torch.empty((2, tokens, heads), dtype=torch.float32, device=qk.device)
     block_k = block_of(key_dim, 1)
     at_once = max(1, _ELEMENTS // block_k)
-    of_keys = triton.cdiv(tokens * 2 * key_heads, at_once)
+    of_keys = cdiv(tokens * 2 * key_heads, at_once)
     if tokens:
-        _make[(of_keys + triton.cdiv(tokens * heads, _GATES),)](
+        _make[(of_keys + cdiv(tokens * heads, _GATES),)](
             *(qk, a, b, A_log, dt_bias),
             *(normed, g, beta),
             *(*qk.stride(), *a.stride(), *b.stride(), A_log.stride(0), dt_bias.stride(0)),

@@ -4,7 +4,6 @@ from math import inf
 from typing import Literal, no_type_check
 
 import torch
-import triton
 import triton.language as tl
 from jaxtyping import Float, Int64
 from torch import Tensor
@@ -14,6 +13,7 @@ from hybridrt.kernels.triton.expert_tile import tile_from_inner, tile_to_inner
 from hybridrt.kernels.triton.gates import kind_of
 from hybridrt.kernels.triton.launch import (
     block_of,
+    cdiv,
     jit,
     kernel,
     num_processors,
@@ -59,7 +59,7 @@ def few_experts(
     columns = _columns(most, groups, inner, x.device)
     values = x.new_empty(assignments, inner)
     kind, by_turns = kind_of(gating)
-    _to_inner[(groups, triton.cdiv(inner, columns))](
+    _to_inner[(groups, cdiv(inner, columns))](
         x,
         gate_up,
         gate_up_bias,
@@ -81,7 +81,7 @@ def few_experts(
     )
     columns = _columns(DOWN_COLUMNS, groups, hidden, x.device)
     out = torch.empty(assignments, hidden, dtype=torch.float32, device=x.device)
-    _from_inner[(groups, triton.cdiv(hidden, columns))](
+    _from_inner[(groups, cdiv(hidden, columns))](
         values,
         down,
         down_bias,
@@ -111,7 +111,7 @@ def _search(assignments: int, experts: int) -> dict[str, int | bool]:
 
 def _columns(most: int, groups: int, outputs: int, device: torch.device) -> int:
     """Of a tile: as many as leave work for every processor."""
-    while most > 16 and groups * triton.cdiv(outputs, most) < PROGRAMS * num_processors(device):
+    while most > 16 and groups * cdiv(outputs, most) < PROGRAMS * num_processors(device):
         most //= 2
     return most
 

@@ -3,7 +3,6 @@
 from typing import NamedTuple, no_type_check
 
 import torch
-import triton
 import triton.language as tl
 from jaxtyping import Float, Int32
 from torch import Tensor
@@ -13,6 +12,7 @@ from hybridrt.kernels.triton.launch import (
     LINE,
     ask_for,
     block_of,
+    cdiv,
     kernel,
     num_processors,
     shared_memory,
@@ -53,10 +53,10 @@ def few_rows_linear(
     (outputs, inputs), rows = weight.shape, x.flatten(0, -2)
     out = x.new_empty(len(rows), outputs)
     tile = _tile(outputs, x.device)
-    tiles, blocks = triton.cdiv(outputs, tile.outputs), triton.cdiv(inputs, tile.inputs)
+    tiles, blocks = cdiv(outputs, tile.outputs), cdiv(inputs, tile.inputs)
     most = min(_MOST_PARTS, num_processors(x.device) // tiles, blocks // 2)
-    in_part = triton.cdiv(blocks, max(1, most))  # blocks
-    parts = triton.cdiv(blocks, in_part)
+    in_part = cdiv(blocks, max(1, most))  # blocks
+    parts = cdiv(blocks, in_part)
     block_m = block_of(len(rows))
     sums = arrived = None
     if parts > 1:
@@ -90,9 +90,9 @@ def few_rows_linear(
 def _tile(outputs: int, device: torch.device) -> Tile:
     """Wide ones read x less often; narrower ones are for all processors, in fewer parts."""
     processors = num_processors(device)
-    if triton.cdiv(outputs, WIDE.outputs) >= 0.9 * processors:
+    if cdiv(outputs, WIDE.outputs) >= 0.9 * processors:
         return WIDE
-    return NARROW if 8 * triton.cdiv(outputs, NARROW.outputs) >= processors else NARROWEST
+    return NARROW if 8 * cdiv(outputs, NARROW.outputs) >= processors else NARROWEST
 
 
 def _has_room(device: torch.device) -> bool:

@@ -4,14 +4,13 @@ from collections.abc import Sequence
 from typing import no_type_check
 
 import torch
-import triton
 import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
 from hybridrt.kernels.reference.gates import Gating
 from hybridrt.kernels.triton import gates
-from hybridrt.kernels.triton.launch import block_of, kernel, wait_for_earlier
+from hybridrt.kernels.triton.launch import block_of, cdiv, kernel, wait_for_earlier
 
 _MOST_ELEMENTS = 1024  # that a program writes
 _FOR_A_WARP = 256  # 16 bytes for each of its threads
@@ -100,7 +99,7 @@ def _launch(
     rows, size = parts[-1].shape
     block = min(block_of(size), _MOST_ELEMENTS)
     a, b, c = (*parts, None, None)[:3]
-    _gate[(rows, triton.cdiv(size, block))](
+    _gate[(rows, cdiv(size, block))](
         a,
         b,
         c,

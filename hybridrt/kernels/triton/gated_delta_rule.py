@@ -3,7 +3,6 @@
 from functools import partial
 
 import torch
-import triton
 import triton.language as tl
 from jaxtyping import Float, Int64
 from torch import Tensor
@@ -13,7 +12,7 @@ from hybridrt.kernels.triton.delta_answers import answer_chunks
 from hybridrt.kernels.triton.delta_chunks import run_chunks
 from hybridrt.kernels.triton.delta_solve import solve_chunks
 from hybridrt.kernels.triton.delta_step import run_step
-from hybridrt.kernels.triton.launch import block_of
+from hybridrt.kernels.triton.launch import block_of, cdiv
 from hybridrt.kernels.triton.states import prefill_turns
 
 # As long for every row, so that a row gives the same bits in any company.
@@ -47,7 +46,7 @@ def gated_delta_rule(
     value_strides = (*v.stride(), *ssm_state.stride(), *y.stride())
     n, num_rows = batch.num_decodes, batch.num_rows
     if n:
-        run_step[(triton.cdiv(value_dim, _VALUES), heads, n)](
+        run_step[(cdiv(value_dim, _VALUES), heads, n)](
             *(q, k, g, beta, v, ssm_state, y, pages),
             *(*read_strides, *beta.stride(), *value_strides),
             **sizes,
@@ -73,7 +72,7 @@ def gated_delta_rule(
     kept = torch.bfloat16 if v.dtype == torch.bfloat16 else torch.float32
     block_v = min(_VALUES, block_of(value_dim), max(16, _STATES // block_k))
     wide_v = min(_ANSWERS, block_of(value_dim))
-    value_room = triton.cdiv(value_dim, wide_v) * wide_v
+    value_room = cdiv(value_dim, wide_v) * wide_v
     key_heads = heads if channels else k.shape[1]
     room = partial(torch.empty, dtype=kept, device=v.device)
     keys = partial(room, slots, key_heads, parts, CHUNK, block_k, dtype=side)
@@ -86,7 +85,7 @@ def gated_delta_rule(
     room = partial(room, slots, heads, dtype=torch.float32)
     decays = (None, None, room(block_k)) if channels else (room(CHUNK), room(CHUNK), room())
     seen = room(CHUNK, CHUNK) if channels else None
-    longest = triton.cdiv(int(batch.query_lens[n:].max()), CHUNK)
+    longest = cdiv(int(batch.query_lens[n:].max()), CHUNK)
     solve_chunks[(longest, k.shape[1], num_rows - n)](
         *(q, k, g, beta, readers, writers, solved, *decays, seen, batch.cu_seqlens_q),
         *(*q.stride(), *k.stride(), *g_strides, *beta.stride()),

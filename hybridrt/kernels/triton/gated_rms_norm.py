@@ -3,13 +3,12 @@
 from typing import Literal, no_type_check
 
 import torch
-import triton
 import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
 from hybridrt.kernels.triton.gates import sigmoid
-from hybridrt.kernels.triton.launch import block_of, kernel, three_dims, wait_for_earlier
+from hybridrt.kernels.triton.launch import block_of, cdiv, kernel, three_dims, wait_for_earlier
 
 _ELEMENTS, _OF_A_WARP = 1024, 256  # of a program at least, and of each of its 16 warps at most
 
@@ -33,7 +32,7 @@ def gated_rms_norm(
     block = block_of(size, 1)
     # As many for every number of rows, so that a row gives the same bits in any company.
     at_once = max(1, _ELEMENTS // block)
-    _norm[(triton.cdiv(count, at_once),)](
+    _norm[(cdiv(count, at_once),)](
         x,
         z,
         weight,

@@ -3,14 +3,13 @@
 from typing import no_type_check
 
 import torch
-import triton
 import triton.language as tl
 from jaxtyping import Float, Float32
 from torch import Tensor
 
 from hybridrt.kernels.triton.delta_inputs import unit_rows
 from hybridrt.kernels.triton.gates import sigmoid
-from hybridrt.kernels.triton.launch import block_of, kernel, wait_for_earlier
+from hybridrt.kernels.triton.launch import block_of, cdiv, kernel, wait_for_earlier
 from hybridrt.kernels.triton.softplus import softplus
 
 _ELEMENTS = 512  # of a program's queries, as many of its keys and of what makes its decays
@@ -39,7 +38,7 @@ def kda_inputs(
     block = block_of(dim, 1)
     at_once = max(1, _ELEMENTS // block)
     if tokens:
-        _make[(triton.cdiv(tokens * heads, at_once),)](
+        _make[(cdiv(tokens * heads, at_once),)](
             *(q, k, f, b, A_log, dt_bias),
             *(queries, keys, g, beta),
             *(*q.stride(), *k.stride(), *f.stride(), *b.stride()),

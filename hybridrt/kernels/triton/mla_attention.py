@@ -1,7 +1,6 @@
 """mla_attention in Triton: absorbed queries on latents, or the keys and values they stand for."""
 
 import torch
-import triton
 from jaxtyping import Float, Float32, Shaped
 from torch import Tensor
 from torch.nn.functional import linear
@@ -15,7 +14,7 @@ from hybridrt.kernels.reference.mla_attention import (
 from hybridrt.kernels.reference.quantise import GROUP
 from hybridrt.kernels.triton.combine import combine, num_splits
 from hybridrt.kernels.triton.latent_tile import attend_latents
-from hybridrt.kernels.triton.launch import block_of, row_strides
+from hybridrt.kernels.triton.launch import block_of, cdiv, row_strides
 from hybridrt.kernels.triton.mla_project import absorb, expand_values
 from hybridrt.kernels.triton.mla_values import MOST_TOKENS, join_and_expand
 from hybridrt.kernels.triton.paged_attention import Parts, attend_row
@@ -80,7 +79,7 @@ def _decode(
     """What the decode rows attend to: contexts in splits, if rows are few."""
     (n, heads, rank), block_size = q[0].shape, latents.c_kv.shape[1]
     most_tokens = pages.page_table.shape[1] * block_size
-    programs = n * triton.cdiv(heads, _tile(1, heads, rank, out.itemsize)[0])
+    programs = n * cdiv(heads, _tile(1, heads, rank, out.itemsize)[0])
     splits = num_splits(out, programs, min(most_tokens, reach.window or most_tokens))
     if splits == 1:
         found = out.new_empty(n, heads, rank)
@@ -157,7 +156,7 @@ def _launch(
     (_, block_size, rank), rope_dim = c_kv.shape, k_pe.shape[-1]
     heads, itemsize = q[0].shape[1], q[0].itemsize
     block_m, block_n, warps = _tile(most_queries, heads, rank, itemsize)
-    grid = (triton.cdiv(most_queries * heads, block_m), rows[1] - rows[0], splits)
+    grid = (cdiv(most_queries * heads, block_m), rows[1] - rows[0], splits)
     attend_latents[grid](
         *q,
         c_kv,

@@ -7,7 +7,6 @@ while the kernel before them is at work.
 from typing import no_type_check
 
 import torch
-import triton
 import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
@@ -15,6 +14,7 @@ from torch import Tensor
 from hybridrt.kernels.triton.launch import (
     FLOAT32_DOT,
     block_of,
+    cdiv,
     kernel,
     num_processors,
     wait_for_earlier,
@@ -59,7 +59,7 @@ def project(
     if out.numel() == 0:
         return
     block_m, block_k, block_n = _tile(x, outputs)
-    grid = (heads, triton.cdiv(outputs, block_n), triton.cdiv(tokens, block_m))
+    grid = (heads, cdiv(outputs, block_n), cdiv(tokens, block_m))
     _project[grid](
         x,
         weight,
@@ -85,8 +85,8 @@ def _tile(x: Float[Tensor, "tokens heads inputs"], outputs: int) -> tuple[int, i
     rows = min(16 if is_single else _MOST_ROWS, block_of(tokens))
     k = min(128 if is_single else _MOST_INPUTS, block_of(inputs))
     n = min(_WEIGHTS // k, _MOST_OUTPUTS, block_of(outputs))
-    others = heads * triton.cdiv(tokens, rows)
-    while n > 16 and others * triton.cdiv(outputs, n) < num_processors(x.device):
+    others = heads * cdiv(tokens, rows)
+    while n > 16 and others * cdiv(outputs, n) < num_processors(x.device):
         n //= 2
     return rows, k, n
 

@@ -2,12 +2,11 @@
 
 from typing import no_type_check
 
-import triton
 import triton.language as tl
 from jaxtyping import Float, Float32
 from torch import Tensor
 
-from hybridrt.kernels.triton.launch import block_of, kernel, wait_for_earlier
+from hybridrt.kernels.triton.launch import block_of, cdiv, kernel, wait_for_earlier
 
 # Every program of a head joins its splits for itself: with more tokens, or programs of fewer
 # values, they read more than a kernel between takes.
@@ -28,7 +27,7 @@ def join_and_expand(
     if out.numel() == 0:
         return
     block_r, block_v = block_of(rank), min(_VALUES, block_of(v_dim))
-    _join_and_expand[(heads, triton.cdiv(v_dim, block_v), tokens)](
+    _join_and_expand[(heads, cdiv(v_dim, block_v), tokens)](
         parts,
         logs,
         w_uv,

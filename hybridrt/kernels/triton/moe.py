@@ -3,13 +3,12 @@
 from math import inf
 from typing import Literal, NamedTuple
 
-import triton
 from jaxtyping import Float, Int64
 from torch import Tensor
 
 from hybridrt.kernels.reference.gates import Gating
 from hybridrt.kernels.triton.gates import kind_of
-from hybridrt.kernels.triton.launch import row_strides
+from hybridrt.kernels.triton.launch import cdiv, row_strides
 from hybridrt.kernels.triton.sort_by_expert import Sorted, sort_by_expert
 from hybridrt.kernels.triton.sorted_experts import multiply_tiles
 from hybridrt.kernels.triton.weighted_sum import weighted_sum
@@ -65,7 +64,7 @@ def _multiply(
     kind, by_turns, alpha, limit = gate or _Gate("", False, 1.0, 1.0)
     (_, outputs, inputs), most = matrices.shape, sort.tiles.shape[1]
     blocks = tiles.blocks if outputs % (tiles.blocks * tiles.columns) == 0 else 1
-    multiply_tiles[(most * triton.cdiv(outputs, tiles.columns * blocks),)](
+    multiply_tiles[(most * cdiv(outputs, tiles.columns * blocks),)](
         given,
         matrices,
         bias,

@@ -2,7 +2,6 @@
 
 from typing import no_type_check
 
-import triton
 import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
@@ -27,7 +26,7 @@ def one_row_linear(
     """See `hybridrt.kernels.linear`; one token."""
     outputs, inputs = weight.shape
     out = x.new_empty(*x.shape[:-1], outputs)
-    _multiply[(triton.cdiv(outputs, OUTPUTS),)](
+    _multiply[(cdiv(outputs, OUTPUTS),)](
         x,
         weight,
         bias,

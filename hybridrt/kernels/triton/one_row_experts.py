@@ -7,7 +7,6 @@ from math import inf
 from typing import Literal, no_type_check
 
 import torch
-import triton
 import triton.language as tl
 from jaxtyping import Float, Int64
 from torch import Tensor
@@ -19,6 +18,7 @@ from hybridrt.kernels.triton.launch import (
     LINE,
     ask_for,
     block_of,
+    cdiv,
     jit,
     kernel,
     row_strides,
@@ -58,9 +58,9 @@ def one_row_experts(
     values = x.new_empty(top_k, inner)
     s_gate_up, s_down, s_gate = shared or (None, None, None)
     s_inner = 0 if s_down is None else s_down.shape[1]
-    s_values, s_parts = x.new_empty(s_inner), triton.cdiv(s_inner, _INNER)
+    s_values, s_parts = x.new_empty(s_inner), cdiv(s_inner, _INNER)
     s_logit = None if s_gate is None else torch.empty(1, dtype=torch.float32, device=x.device)
-    parts, others = triton.cdiv(inner, _INNER), s_parts + (s_gate is not None)
+    parts, others = cdiv(inner, _INNER), s_parts + (s_gate is not None)
     _to_inner[(others + top_k * parts,)](
         x,
         gate_up,
@@ -91,8 +91,8 @@ def one_row_experts(
     )
     out = x.new_empty(1, hidden)
     how = _inputs(inner)
-    parts = triton.cdiv(inner, how["INPUTS"])
-    _from_inner[(triton.cdiv(hidden, _HIDDEN),)](
+    parts = cdiv(inner, how["INPUTS"])
+    _from_inner[(cdiv(hidden, _HIDDEN),)](
         values,
         down,
         down_bias,
@@ -112,9 +112,9 @@ def one_row_experts(
         hidden,
         TOP_K=top_k,
         CHOICES=block_of(top_k, 1),
-        LINES=block_of(triton.cdiv(inner * x.itemsize, LINE.value), 1),
+        LINES=block_of(cdiv(inner * x.itemsize, LINE.value), 1),
         PARTS=parts,
-        AHEAD=min(triton.cdiv(s_inner, how["INPUTS"]), _AHEAD),
+        AHEAD=min(cdiv(s_inner, how["INPUTS"]), _AHEAD),
         ROWS=_HIDDEN,
         TILES=_most_at_once(top_k * parts),
         **how,

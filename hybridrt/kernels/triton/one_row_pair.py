@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import no_type_check
 
-import triton
 import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
@@ -26,7 +25,7 @@ def one_row_pair(
     """See `hybridrt.kernels.linear.linear_each`; one token, and two weights it can have."""
     (weight, more_weight), (bias, more_bias) = weights, biases
     out, more_out = (x.new_empty(*x.shape[:-1], len(rows)) for rows in weights)
-    parts, more_parts = (triton.cdiv(len(rows), OUTPUTS) for rows in weights)
+    parts, more_parts = (cdiv(len(rows), OUTPUTS) for rows in weights)
     _multiply_both[(parts + more_parts,)](
         x,
         weight,

@@ -3,7 +3,6 @@
 from typing import NamedTuple
 
 import torch
-import triton
 from jaxtyping import Float, Float32, Shaped
 from torch import Tensor
 
@@ -11,7 +10,7 @@ from hybridrt.batch import Rows, TokenPages
 from hybridrt.kernels.reference.gather import Reach
 from hybridrt.kernels.triton.attention_tile import attend_tile
 from hybridrt.kernels.triton.combine import combine, num_splits
-from hybridrt.kernels.triton.launch import block_of, row_strides
+from hybridrt.kernels.triton.launch import block_of, cdiv, row_strides
 
 Parts = tuple[Tensor, Tensor | None]
 """Queries or keys in one tensor, or their first channels and those behind them in another."""
@@ -149,7 +148,7 @@ def _launch(
     block_m, block_n, warps, stages = _tile(most_queries, group, blocks, q.itemsize, splits)
     if table is None:
         stages = min(stages, 2)  # the third is for the page table, which is read before the rest
-    grid = (kv_heads * splits, rows[1] - rows[0], triton.cdiv(most_queries * group, block_m))
+    grid = (kv_heads * splits, rows[1] - rows[0], cdiv(most_queries * group, block_m))
     scales = 0 if k_scale is None else 1 if k_scale.dim() == 1 else 2
     attend_tile[grid](
         q,

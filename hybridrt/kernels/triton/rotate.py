@@ -4,12 +4,18 @@ from collections.abc import Sequence
 from typing import no_type_check
 
 import torch
-import triton
 import triton.language as tl
 from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
-from hybridrt.kernels.triton.launch import block_of, jit, kernel, row_strides, wait_for_earlier
+from hybridrt.kernels.triton.launch import (
+    block_of,
+    cdiv,
+    jit,
+    kernel,
+    row_strides,
+    wait_for_earlier,
+)
 
 _MOST_ELEMENTS = 2048  # that a program turns: 16 for each of its 128 threads
 
@@ -71,8 +77,8 @@ def _launch(
     pairs, still = block_of(half, 1), size - 2 * half
     most = max(1, _MOST_ELEMENTS // block_of(size, 1))
     group = min(block_of(max(heads, more_heads), 1), most)
-    parts = triton.cdiv(heads, group)
-    _rotate[(tokens, parts + triton.cdiv(more_heads, group))](
+    parts = cdiv(heads, group)
+    _rotate[(tokens, parts + cdiv(more_heads, group))](
         x,
         out,
         weight,

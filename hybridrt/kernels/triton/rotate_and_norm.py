@@ -3,12 +3,11 @@
 from typing import no_type_check
 
 import torch
-import triton
 import triton.language as tl
 from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
-from hybridrt.kernels.triton.launch import block_of, jit, kernel, wait_for_earlier
+from hybridrt.kernels.triton.launch import block_of, cdiv, jit, kernel, wait_for_earlier
 from hybridrt.kernels.triton.rms_norm import store_normed
 from hybridrt.kernels.triton.rotate import turn
 
@@ -39,7 +38,7 @@ def rotate_and_norm(
     size, half = latents.shape[1], table.shape[2]
     still = dim - 2 * half
     group = min(block_of(max(heads, kv_heads), 1), max(1, _MOST_ELEMENTS // block_of(dim, 1)))
-    q_parts, k_parts = triton.cdiv(heads, group), triton.cdiv(kv_heads, group)
+    q_parts, k_parts = cdiv(heads, group), cdiv(kv_heads, group)
     _rotate_and_norm[(tokens, 1 + q_parts + k_parts)](
         q,
         q_out,

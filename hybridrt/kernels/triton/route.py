@@ -3,7 +3,6 @@
 from typing import no_type_check
 
 import torch
-import triton
 import triton.language as tl
 from jaxtyping import Float, Float32, Int64
 from torch import Tensor
@@ -16,8 +15,10 @@ from hybridrt.kernels.triton.launch import (
     LINE,
     ask_for,
     block_of,
+    cdiv,
     jit,
     kernel,
+    next_power_of_2,
     row_strides,
     wait_for_earlier,
 )
@@ -49,7 +50,7 @@ def route(
         return ids, weights
     logits = _parts_of_logits(x, weight) if tokens <= FEW_TOKENS else _logits(x, weight)[None]
     size = experts // routing.n_group
-    groups, in_group = (triton.next_power_of_2(n) for n in (routing.n_group, size))
+    groups, in_group = (next_power_of_2(n) for n in (routing.n_group, size))
     _choose[(tokens,)](
         logits,
         correction_bias,
@@ -90,13 +91,13 @@ def _parts_of_logits(
 ) -> Float32[Tensor, "parts tokens experts"]:
     """The same split by inputs. How doesn't hang on the tokens, so that neither do the bits."""
     (tokens, hidden), experts = x.shape, len(weight)
-    tiles = triton.cdiv(experts, EXPERTS)
+    tiles = cdiv(experts, EXPERTS)
     block = min(block_of(hidden), INPUTS // max(x.itemsize, weight.itemsize))
-    blocks = triton.cdiv(hidden, block)
-    span = triton.cdiv(blocks, max(1, min(blocks, PARTS // tiles))) * block
-    parts = triton.cdiv(hidden, span)
+    blocks = cdiv(hidden, block)
+    span = cdiv(blocks, max(1, min(blocks, PARTS // tiles))) * block
+    parts = cdiv(hidden, span)
     out = torch.empty(parts, tokens, experts, dtype=torch.float32, device=x.device)
-    _multiply[(tiles, parts, triton.cdiv(tokens, 16))](
+    _multiply[(tiles, parts, cdiv(tokens, 16))](
         x,
         weight,
         out,

@@ -3,13 +3,19 @@
 from typing import no_type_check
 
 import torch
-import triton
 import triton.language as tl
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from hybridrt.kernels.reference.sample import ONE
-from hybridrt.kernels.triton.launch import block_of, jit, kernel, wait_for_earlier
+from hybridrt.kernels.triton.launch import (
+    block_of,
+    cdiv,
+    jit,
+    kernel,
+    next_power_of_2,
+    wait_for_earlier,
+)
 
 MOST = 4096  # logits at a time
 _ONE = tl.constexpr(ONE)
@@ -21,7 +27,7 @@ def likeliest(logits: Float[Tensor, "rows vocab"]) -> Int64[Tensor, " rows"]:
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     if rows:
         block = min(MOST, block_of(vocab))
-        parts = triton.cdiv(vocab, block)
+        parts = cdiv(vocab, block)
         largest = torch.empty(rows, parts, dtype=torch.float32, device=logits.device)
         where = torch.empty(rows, parts, dtype=torch.int64, device=logits.device)
         _find_largest[(rows, parts)](
@@ -52,7 +58,7 @@ def sample(
             rows,
             vocab,
             BLOCK=block,
-            BLOCKS=triton.next_power_of_2(triton.cdiv(vocab, block)),
+            BLOCKS=next_power_of_2(cdiv(vocab, block)),
             num_warps=8,
         )
     return tokens

@@ -3,12 +3,11 @@
 from typing import no_type_check
 
 import torch
-import triton
 import triton.language as tl
 from jaxtyping import Float, Float32
 from torch import Tensor
 
-from hybridrt.kernels.triton.launch import block_of, kernel, wait_for_earlier
+from hybridrt.kernels.triton.launch import block_of, cdiv, kernel, wait_for_earlier
 from hybridrt.kernels.triton.softplus import softplus
 
 _ELEMENTS, _CHANNELS = 1024, 512  # of a program, and channels of a token among them at most
@@ -27,9 +26,9 @@ def scan_inputs(
     A = torch.empty_like(A_log)
     block_c = min(_CHANNELS, block_of(channels))
     block_t = _ELEMENTS // block_c
-    blocks = triton.cdiv(channels, block_c)
-    of_steps = triton.cdiv(tokens, block_t) * blocks
-    programs = of_steps + triton.cdiv(A.numel(), _ELEMENTS)
+    blocks = cdiv(channels, block_c)
+    of_steps = cdiv(tokens, block_t) * blocks
+    programs = of_steps + cdiv(A.numel(), _ELEMENTS)
     if programs:
         _make[(programs,)](
             dt,

@@ -3,7 +3,6 @@
 from typing import no_type_check
 
 import torch
-import triton
 import triton.language as tl
 from jaxtyping import Float, Int64
 from torch import Tensor
@@ -12,6 +11,7 @@ from hybridrt.batch import Rows
 from hybridrt.kernels.triton.launch import (
     LOG2_E,
     block_of,
+    cdiv,
     jit,
     kernel,
     num_processors,
@@ -48,7 +48,7 @@ def selective_scan(
         has_many = count * channels * block_n >= 4 * _STATES_OF_DECODES * num_processors(x.device)
         states = _STATES_OF_DECODES if is_decode and has_many else _STATES
         block_c = max(1, states // block_n)
-        grid = (count, triton.cdiv(channels, block_c))
+        grid = (count, cdiv(channels, block_c))
         (_scan[grid] if is_decode else _scan.in_turn(grid))(
             *inputs,
             pages,

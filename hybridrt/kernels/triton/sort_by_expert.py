@@ -3,12 +3,11 @@
 from typing import NamedTuple, no_type_check
 
 import torch
-import triton
 import triton.language as tl
 from jaxtyping import Int32, Int64
 from torch import Tensor
 
-from hybridrt.kernels.triton.launch import block_of, kernel, wait_for_earlier
+from hybridrt.kernels.triton.launch import block_of, cdiv, kernel, wait_for_earlier
 
 COUNTED = 256  # assignments that a program compares with each other
 AT_ONCE = 32  # of them are on their way
@@ -43,9 +42,9 @@ def sort_by_expert(
     A tile has at most `rows` places.
     """
     ids, assignments = expert_ids.flatten(), expert_ids.numel()
-    blocks = triton.cdiv(assignments, COUNTED)
+    blocks = cdiv(assignments, COUNTED)
     # Every expert may have a last tile that isn't full; none has a tile without an assignment.
-    most = min(assignments, triton.cdiv(assignments, rows) + experts)
+    most = min(assignments, cdiv(assignments, rows) + experts)
 
     def ints(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.int32, device=ids.device)
@@ -68,13 +67,13 @@ def sort_by_expert(
         BLOCK_E=block,
         num_warps=COUNTED // 32,
     )
-    _add_up[(triton.cdiv(experts, SUMMED[1]),)](
+    _add_up[(cdiv(experts, SUMMED[1]),)](
         counts, starts, blocks, experts, BLOCK_B=SUMMED[0], BLOCK_E=SUMMED[1], num_warps=8
     )
     _end[(1,)](
         starts, out.ends, out.tiles, experts, most, rows, BLOCK_E=block, BLOCK_T=1024, num_warps=4
     )
-    _place[(triton.cdiv(assignments, PLACED),)](
+    _place[(cdiv(assignments, PLACED),)](
         ids,
         numbers,
         counts,

@@ -2,12 +2,11 @@
 
 from typing import NamedTuple, no_type_check
 
-import triton
 import triton.language as tl
 from jaxtyping import Float, Int32, Int64
 from torch import Tensor
 
-from hybridrt.kernels.triton.launch import block_of, kernel, wait_for_earlier
+from hybridrt.kernels.triton.launch import block_of, cdiv, kernel, wait_for_earlier
 from hybridrt.kernels.triton.sort_by_expert import sort_by_expert
 
 ELEMENTS = 2048  # that a program copies for each choice
@@ -39,7 +38,7 @@ def spread_rows(
     rows = x.new_empty(expert_ids.numel(), hidden)
     if rows.numel():
         block = min(block_of(hidden), ELEMENTS)
-        _spread[(tokens, triton.cdiv(hidden, block))](
+        _spread[(tokens, cdiv(hidden, block))](
             x,
             sort.places,
             rows,

@@ -1,12 +1,11 @@
 """ssd in Triton: what chunks add to states, the states between them, then y of all chunks."""
 
 import torch
-import triton
 from jaxtyping import Float, Int64
 from torch import Tensor
 
 from hybridrt.batch import Rows
-from hybridrt.kernels.triton.launch import block_of
+from hybridrt.kernels.triton.launch import block_of, cdiv
 from hybridrt.kernels.triton.ssd_chunks import add_chunks, join_chunks
 from hybridrt.kernels.triton.ssd_decays import sum_decays
 from hybridrt.kernels.triton.ssd_outputs import write_outputs
@@ -65,7 +64,7 @@ def _decode(
     heads, head_dim, size = ssm_state.shape[1:]
     block_n = block_of(size)
     block_p = min(block_of(head_dim), max(16, _FLOAT32_STATES // block_n))
-    run_step[(triton.cdiv(head_dim, block_p), heads, num_decodes)](
+    run_step[(cdiv(head_dim, block_p), heads, num_decodes)](
         *(*inputs, pages, *strides),
         REPEATS=heads // B.shape[1],
         HEAD_DIM=head_dim,
@@ -102,7 +101,7 @@ def _prefill(
     bounds, kept = scratch(chunks, 2, dtype=torch.int32), scratch(chunks, heads)
     of_tokens, states = scratch(chunks, heads, 4, chunk), scratch(chunks, heads, head_dim, size)
     blocks = chunks * (chunk // block)
-    sum_decays[(blocks, triton.cdiv(heads, _HEADS))](
+    sum_decays[(blocks, cdiv(heads, _HEADS))](
         *(dt, A, batch.cu_seqlens_q, bounds, of_tokens),
         *(*dt.stride(), *A.stride(), heads, n, rows),
         CHUNK=chunk,
@@ -114,7 +113,7 @@ def _prefill(
     tile = {**sizes, "REPEATS": heads // B.shape[1], "BLOCK_T": block}
     block_n = block_of(size)
     block_p = min(block_of(head_dim), 64 if in_bfloat16 else max(16, _FLOAT32_STATES // block_n))
-    add_chunks[(heads * triton.cdiv(head_dim, block_p), chunks)](
+    add_chunks[(heads * cdiv(head_dim, block_p), chunks)](
         *(x, B, bounds, of_tokens, states, kept, *x.stride(), *B.stride(), heads),
         **tile,
         PARTS=_STATE_PARTS,
@@ -124,14 +123,14 @@ def _prefill(
         num_warps=8 if block_p * block_n > _STATES else 4,
     )
     for first, count, _ in prefill_turns(batch):
-        join_chunks[(triton.cdiv(head_dim * size, _JOINED), heads, count)](
+        join_chunks[(cdiv(head_dim * size, _JOINED), heads, count)](
             *(states, kept, ssm_state, pages, initial_pages, batch.has_initial_state),
             *(batch.cu_seqlens_q, *ssm_state.stride(), heads, n, first),
             **sizes,
             BLOCK=_JOINED,
         )
     block_p = min(block_of(head_dim), block)
-    write_outputs[(heads * triton.cdiv(head_dim, block_p), blocks)](
+    write_outputs[(heads * cdiv(head_dim, block_p), blocks)](
         *(x, B, C, D, bounds, of_tokens, states, y),
         *(*x.stride(), *B.stride(), *C.stride(), *D.stride(), *y.stride(), heads),
         **tile,

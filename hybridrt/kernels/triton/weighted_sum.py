@@ -3,13 +3,12 @@
 from typing import no_type_check
 
 import torch
-import triton
 import triton.language as tl
 from jaxtyping import Float, Int32
 from torch import Tensor
 
 from hybridrt.kernels.reference.moe import FEW_TOKENS
-from hybridrt.kernels.triton.launch import block_of, kernel, row_strides, wait_for_earlier
+from hybridrt.kernels.triton.launch import block_of, cdiv, kernel, row_strides, wait_for_earlier
 
 COLUMNS = (256, 64)  # that a program sums, and a warp, of few tokens: all are on their way at once
 COLUMNS_OF_MANY = (1024, 128)  # the same, of many tokens
@@ -31,7 +30,7 @@ def weighted_sum(
         return out
     most, of_warp = COLUMNS if tokens <= FEW_TOKENS else COLUMNS_OF_MANY
     block = min(block_of(hidden), most)
-    _sum[(tokens, triton.cdiv(hidden, block))](
+    _sum[(tokens, cdiv(hidden, block))](
         values,
         weights,
         places,

@@ -4,12 +4,18 @@ from collections.abc import Sequence
 from typing import no_type_check
 
 import torch
-import triton
 import triton.language as tl
 from jaxtyping import Int64, Shaped
 from torch import Tensor
 
-from hybridrt.kernels.triton.launch import block_of, jit, kernel, row_strides, wait_for_earlier
+from hybridrt.kernels.triton.launch import (
+    block_of,
+    cdiv,
+    jit,
+    kernel,
+    row_strides,
+    wait_for_earlier,
+)
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MOST_ELEMENTS = 1024  # that a program moves: 8 for each of its 128 threads
@@ -58,8 +64,8 @@ def _launch(pairs: Sequence[tuple[Tensor, Tensor]], slots: Int64[Tensor, " token
     assert values is not None and cache is not None
     count, more_count = values[0].numel(), 0 if more is None else more[0].numel()
     block = min(block_of(max(count, more_count)), _MOST_ELEMENTS)
-    parts = triton.cdiv(count, block)
-    _write[(len(values), parts + triton.cdiv(more_count, block))](
+    parts = cdiv(count, block)
+    _write[(len(values), parts + cdiv(more_count, block))](
         values,
         cache,
         more,

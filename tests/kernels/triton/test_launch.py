@@ -3,7 +3,10 @@
 import ast
 from pathlib import Path
 
+import triton
+
 import hybridrt.kernels.triton
+from hybridrt.kernels.triton.launch import cdiv, next_power_of_2
 
 FILES = sorted(Path(hybridrt.kernels.triton.__path__[0]).glob("*.py"))
 BEFORE_IT_READS_WEIGHTS_ALONE = {
@@ -36,3 +39,10 @@ def test_every_kernel_waits_for_those_before_it_and_no_other_function_does() -> 
             first = 1 if ast.get_docstring(function) else 0
             assert waits[first] or name in BEFORE_IT_READS_WEIGHTS_ALONE, name
     assert len(found) > 30
+
+
+def test_sizes_of_grids_are_those_that_triton_gives() -> None:
+    for number in range(1, 70):
+        assert next_power_of_2(number) == triton.next_power_of_2(number)
+        assert [cdiv(number, n) for n in (1, 7, 64)] == [triton.cdiv(number, n) for n in (1, 7, 64)]
+        assert cdiv(0, number) == 0
