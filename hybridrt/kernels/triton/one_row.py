@@ -6,7 +6,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from hybridrt.kernels.triton.launch import LINE, ask_for, jit, kernel, wait_for_earlier
+from hybridrt.kernels.triton.launch import LINE, ask_for, cdiv, jit, kernel, wait_for_earlier
 
 # Of a program, of 128 threads. Many programs at a time keep the memory busy.
 OUTPUTS, INPUTS = 2, 1024

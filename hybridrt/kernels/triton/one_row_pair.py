@@ -7,7 +7,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from hybridrt.kernels.triton.launch import kernel, wait_for_earlier
+from hybridrt.kernels.triton.launch import cdiv, kernel, wait_for_earlier
 from hybridrt.kernels.triton.one_row import (
     INPUTS,
     LINES_AHEAD,
