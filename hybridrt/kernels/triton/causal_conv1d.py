@@ -14,7 +14,7 @@ from hybridrt.kernels.triton.states import if_so, pages_of, prefill_turns, token
 
 _CHANNELS = 128  # of a decode row for a program: one for each of its threads
 _CHANNELS_OF_MANY = 512  # where that leaves work for all: wider loads
-_TOKENS, _OF_TOKENS = 16, 512  # of a prefill row, at once in registers, and channels of them
+_TOKENS, _OF_TOKENS = 8, 512  # of a prefill row, at once in registers, and channels of them
 
 
 def causal_conv1d(

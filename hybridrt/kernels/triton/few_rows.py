@@ -9,8 +9,6 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from hybridrt.kernels.triton.launch import (
-    LINE,
-    ask_for,
     block_of,
     cdiv,
     kernel,
@@ -20,7 +18,6 @@ from hybridrt.kernels.triton.launch import (
 )
 
 MOST_ROWS = 64
-_AHEAD = 256  # inputs of each output whose weights are asked for before a program's turn
 
 
 class Tile(NamedTuple):
@@ -77,7 +74,6 @@ def few_rows_linear(
         in_part,
         parts,
         WHOLE=inputs % tile.inputs == 0,
-        AHEAD=_AHEAD,
         BLOCK_M=block_m,
         BLOCK_N=tile.outputs,
         BLOCK_K=tile.inputs,
@@ -129,7 +125,6 @@ def _multiply(
     in_part,
     parts,
     WHOLE: tl.constexpr,
-    AHEAD: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -139,6 +134,7 @@ def _multiply(
     Always in their order, so that sums have the same bits each time. WHOLE: inputs are of whole
     blocks.
     """
+    wait_for_earlier()
     tile, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     n = tl.arange(0, BLOCK_N)
     m = tl.arange(0, BLOCK_M)
@@ -147,11 +143,6 @@ def _multiply(
     fits, is_row = row < outputs, m < rows
     first = part * in_part * BLOCK_K
     stop = tl.minimum(first + in_part * BLOCK_K, inputs)
-    # No kernel before this one writes weights, so the first ones come while those are at work.
-    line = first + tl.arange(0, AHEAD * 2 // LINE) * (LINE // 2)
-    of_line = weight + (row * weight_row)[:, None] + line[None, :]
-    ask_for(of_line, fits[:, None] & (line < stop)[None, :])
-    wait_for_earlier()
     left = weight + (row * weight_row)[:, None] + k[None, :]
     right = x + (m * x_row)[None, :] + k[:, None]
     total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)

@@ -6,11 +6,10 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from hybridrt.kernels.triton.launch import LINE, ask_for, cdiv, jit, kernel, wait_for_earlier
+from hybridrt.kernels.triton.launch import cdiv, jit, kernel, wait_for_earlier
 
 # Of a program, of 128 threads. Many programs at a time keep the memory busy.
 OUTPUTS, INPUTS = 2, 1024
-LINES_AHEAD = 64  # of a row, behind those that it begins with
 
 
 def takes(x: Float[Tensor, "*batch inputs"], weight: Float[Tensor, "outputs inputs"]) -> bool:
@@ -37,7 +36,6 @@ def one_row_linear(
         inputs,
         OUTPUTS=OUTPUTS,
         INPUTS=INPUTS,
-        LINES_AHEAD=LINES_AHEAD,
     )
     return out
 
@@ -55,7 +53,6 @@ def _multiply(
     inputs,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
-    LINES_AHEAD: tl.constexpr,
 ):
     row = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     i = tl.arange(0, INPUTS)
@@ -65,27 +62,11 @@ def _multiply(
     # No kernel before this one writes weights, so the first ones come while those are at work.
     # Nobody reads a weight again before the next step, and all read x.
     part = tl.load(of_row, mask=there, other=0.0, eviction_policy="evict_first")
-    ask_for_rows(weight + row.to(tl.int64) * weight_row, fits, inputs, INPUTS, LINES_AHEAD)
     wait_for_earlier()
     result = multiply_rows(x, x_stride, of_row, part, fits, inputs, OUTPUTS, INPUTS)
     if bias is not None:
         result += tl.load(bias + row, mask=fits, other=0.0).to(tl.float32)
     tl.store(out + row, result.to(out.dtype.element_ty), mask=fits)
-
-
-@jit
-@no_type_check
-def ask_for_rows(
-    row,  # [OUTPUTS]: where each begins
-    fits,  # [OUTPUTS]
-    inputs,
-    INPUTS: tl.constexpr,
-    LINES_AHEAD: tl.constexpr,
-):
-    """What rows have behind their first numbers. Before the wait, as the memory is idle then."""
-    in_line: tl.constexpr = LINE * 8 // row.dtype.element_ty.primitive_bitwidth
-    i = INPUTS + tl.arange(0, LINES_AHEAD) * in_line
-    ask_for(row[:, None] + i[None, :], fits[:, None] & (i < inputs)[None, :])
 
 
 @jit

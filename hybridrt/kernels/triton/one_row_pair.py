@@ -8,13 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hybridrt.kernels.triton.launch import cdiv, kernel, wait_for_earlier
-from hybridrt.kernels.triton.one_row import (
-    INPUTS,
-    LINES_AHEAD,
-    OUTPUTS,
-    ask_for_rows,
-    multiply_rows,
-)
+from hybridrt.kernels.triton.one_row import INPUTS, OUTPUTS, multiply_rows
 
 
 def one_row_pair(
@@ -43,7 +37,6 @@ def one_row_pair(
         x.shape[-1],
         OUTPUTS=OUTPUTS,
         INPUTS=INPUTS,
-        LINES_AHEAD=LINES_AHEAD,
     )
     return out, more_out
 
@@ -67,7 +60,6 @@ def _multiply_both(
     inputs,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
-    LINES_AHEAD: tl.constexpr,
 ):
     part = tl.program_id(0)
     is_first = part < parts
@@ -81,7 +73,6 @@ def _multiply_both(
     there = fits[:, None] & (i < inputs)[None, :]
     # Before the wait, and read once, as in one_row.py.
     first = tl.load(of_row, mask=there, other=0.0, eviction_policy="evict_first")
-    ask_for_rows(weight + row.to(tl.int64) * weight_row, fits, inputs, INPUTS, LINES_AHEAD)
     wait_for_earlier()
     result = multiply_rows(x, x_stride, of_row, first, fits, inputs, OUTPUTS, INPUTS)
     if is_first:

@@ -12,8 +12,6 @@ from hybridrt.kernels.reference.route import Routing
 from hybridrt.kernels.triton.gates import sigmoid
 from hybridrt.kernels.triton.launch import (
     FLOAT32_DOT,
-    LINE,
-    ask_for,
     block_of,
     cdiv,
     jit,
@@ -29,7 +27,6 @@ FEW_TOKENS = 64
 EXPERTS = 16  # of a program's logits
 PARTS = 128  # programs of logits for each 16 tokens, if inputs are enough
 INPUTS = 512  # bytes of a row at a time
-LINES_AHEAD = 16  # of an expert's weights, before a program's turn
 ONE_WARP = 512  # experts that a warp chooses from
 
 _NO_KEY, _LEAST = tl.constexpr(-(1 << 63)), tl.constexpr(-(1 << 31))
@@ -107,7 +104,6 @@ def _parts_of_logits(
         experts,
         hidden,
         span,
-        LINES_AHEAD=LINES_AHEAD,
         IS_FLOAT32=max(x.itemsize, weight.itemsize) > 2 or x.dtype != weight.dtype,
         BLOCK_E=EXPERTS,
         BLOCK_K=block,
@@ -131,21 +127,14 @@ def _multiply(
     experts,
     hidden,
     span,
-    LINES_AHEAD: tl.constexpr,
     IS_FLOAT32: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
+    wait_for_earlier()
     part = tl.program_id(1).to(tl.int64)
     expert = tl.program_id(0).to(tl.int64) * BLOCK_E + tl.arange(0, BLOCK_E)
     token = tl.program_id(2).to(tl.int64) * 16 + tl.arange(0, 16)
-    # No kernel before this one writes weights.
-    in_line: tl.constexpr = LINE * 8 // weight.dtype.element_ty.primitive_bitwidth
-    line = part * span + tl.arange(0, LINES_AHEAD) * in_line
-    of_line = weight + (expert * w_expert)[:, None] + (line * w_dim)[None, :]
-    is_its = line < tl.minimum((part + 1) * span, hidden)
-    ask_for(of_line, (expert < experts)[:, None] & is_its[None, :])
-    wait_for_earlier()
     total = tl.zeros([16, BLOCK_E], tl.float32)
     for first in range(0, span, BLOCK_K):
         k = part * span + first + tl.arange(0, BLOCK_K)

@@ -11,12 +11,10 @@ from hybridrt.kernels.triton.launch import cdiv, next_power_of_2
 FILES = sorted(Path(hybridrt.kernels.triton.__path__[0]).glob("*.py"))
 BEFORE_IT_READS_WEIGHTS_ALONE = {
     *(
-        "few_rows._multiply",
         "one_row._multiply",
         "one_row_pair._multiply_both",
         "mla_project._project",
         "mla_values._join_and_expand",
-        "route._multiply",
     ),
 }
 
