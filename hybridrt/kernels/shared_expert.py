@@ -36,16 +36,21 @@ def moe_with_shared(
 
     On a GPU one token's are summed at once, in float32.
     """
-    if triton_takes(x) and not is_observed():
-        from hybridrt.kernels.triton import one_row, one_row_experts
+    if isinstance(gate_up, Tensor) and isinstance(down, Tensor) and _runs_at_once(x, shared):
+        from hybridrt.kernels.triton.one_row_experts import one_row_experts
 
-        is_plain = isinstance(gate_up, Tensor) and isinstance(down, Tensor)
-        if is_plain and all(one_row.takes(x, part) for part in shared if part is not None):
-            return one_row_experts.one_row_experts(
-                x, gate_up, down, expert_ids, weights, shared=shared
-            )
+        return one_row_experts(x, gate_up, down, expert_ids, weights, shared=shared)
     routed = moe_experts(x, gate_up, down, expert_ids, weights)
     out = linear(gated(linear(x, shared.gate_up, None)), shared.down, None)
     if shared.gate is None:
         return add(routed, out)
     return add_gated(routed, out, linear(x, shared.gate, None))
+
+
+def _runs_at_once(x: Float[Tensor, "tokens hidden"], shared: SharedExpert) -> bool:
+    """Whether a kernel can have both: one token on a GPU. Observers see the parts' contracts."""
+    if not triton_takes(x) or is_observed():
+        return False
+    from hybridrt.kernels.triton.one_row import takes
+
+    return all(takes(x, weight) for weight in shared if weight is not None)

@@ -138,12 +138,9 @@ def project_each(
 
 
 def plain_weight(layer: Linear) -> Float[Tensor, "outputs inputs"] | None:
-    """The weight as it is, if the layer's call is a product with that and nothing else.
-
-    None: the layer is to be called itself, as it is by a compiler.
-    """
+    """The weight as it is, if the layer's call is a product with that and nothing else."""
     is_plain = type(layer) is Linear or (type(layer) is FusedLinear and layer.is_sorted)
-    if not is_plain or layer.bias is not None or is_watched(layer) or is_compiling():
+    if not is_plain or layer.bias is not None or is_watched(layer):
         return None
     return layer.held if isinstance(layer.held, Tensor) else None
 

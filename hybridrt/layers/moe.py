@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from pydantic import PositiveInt, model_validator
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 from hybridrt.kernels.add import add
 from hybridrt.kernels.blocked_matrices import BlockedMatrices, can_block
@@ -178,9 +179,14 @@ class MoE(nn.Module):
         return moe_with_shared(*chosen, shared)
 
     def _shared_weights(self) -> SharedExpert | None:
-        """Those of the shared expert, if its call is a SwiGLU of them and nothing else."""
+        """Those of the shared expert, if its call is a SwiGLU of them and nothing else.
+
+        A compiler gets the calls: it joins them with what stands beside them.
+        """
         shared, gate = self.shared_experts, self.shared_expert_gate
-        if type(shared) is not MLP or shared.activation != "silu" or is_watched(shared):
+        if is_compiling() or type(shared) is not MLP:
+            return None
+        if shared.activation != "silu" or is_watched(shared):
             return None
         gate_up, down = plain_weight(shared.gate_up_proj), plain_weight(shared.down_proj)
         of_gate = None if gate is None else plain_weight(gate)

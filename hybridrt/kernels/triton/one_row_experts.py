@@ -7,33 +7,20 @@ from math import inf
 from typing import Literal, no_type_check
 
 import torch
+import triton
 import triton.language as tl
 from jaxtyping import Float, Int64
 from torch import Tensor
 
 from hybridrt.kernels.reference.gates import Gating
 from hybridrt.kernels.shared_expert import SharedExpert
-from hybridrt.kernels.triton.gates import gated, kind_of, sigmoid
-from hybridrt.kernels.triton.launch import (
-    LINE,
-    ask_for,
-    block_of,
-    cdiv,
-    jit,
-    kernel,
-    row_strides,
-    wait_and_hold_back,
-    wait_for_earlier,
-)
+from hybridrt.kernels.triton.gates import gated, kind_of
+from hybridrt.kernels.triton.launch import jit, kernel, row_strides, wait_for_earlier
 from hybridrt.kernels.triton.one_row import multiply_rows
+from hybridrt.kernels.triton.one_row_from_inner import first_of, from_inner, inputs_of
 
-# Of a program, by 128 threads: rows of the gate and `up` each, of a matrix alone, and how many
-# numbers of a row at a time.
-_INNER, _HIDDEN, _INPUTS = 1, 2, 1024
-
-# Of the second product: parts of `_HIDDEN` rows that are asked for at a time, and those of the
-# shared expert before its inner values are there. More of them would take registers from others.
-_TILES, _AHEAD = 5, 2
+# Of a program: inner values, and how many numbers of their rows at a time.
+_ROWS, _INPUTS = 1, 1024
 
 
 def one_row_experts(
@@ -58,9 +45,9 @@ def one_row_experts(
     values = x.new_empty(top_k, inner)
     s_gate_up, s_down, s_gate = shared or (None, None, None)
     s_inner = 0 if s_down is None else s_down.shape[1]
-    s_values, s_parts = x.new_empty(s_inner), cdiv(s_inner, _INNER)
+    s_values, s_parts = x.new_empty(s_inner), cdiv(s_inner, _ROWS)
     s_logit = None if s_gate is None else torch.empty(1, dtype=torch.float32, device=x.device)
-    parts, others = cdiv(inner, _INNER), s_parts + (s_gate is not None)
+    parts, others = cdiv(inner, _ROWS), s_parts + (s_gate is not None)
     _to_inner[(others + top_k * parts,)](
         x,
         gate_up,
@@ -86,51 +73,11 @@ def one_row_experts(
         limit,
         GATING=kind,
         BY_TURNS=by_turns,
-        ROWS=_INNER,
-        **_inputs(hidden),
+        ROWS=_ROWS,
+        **inputs_of(hidden, _INPUTS),
     )
-    out = x.new_empty(1, hidden)
-    how = _inputs(inner)
-    parts = cdiv(inner, how["INPUTS"])
-    _from_inner[(cdiv(hidden, _HIDDEN),)](
-        values,
-        down,
-        down_bias,
-        out,
-        expert_ids,
-        weights,
-        s_values,
-        s_down,
-        s_logit,
-        *down.stride(),
-        *row_strides(down_bias, 2),
-        expert_ids.stride(1),
-        weights.stride(1),
-        row_strides(s_down, 2)[0],
-        inner,
-        s_inner,
-        hidden,
-        TOP_K=top_k,
-        CHOICES=block_of(top_k, 1),
-        LINES=block_of(cdiv(inner * x.itemsize, LINE.value), 1),
-        PARTS=parts,
-        AHEAD=min(cdiv(s_inner, how["INPUTS"]), _AHEAD),
-        ROWS=_HIDDEN,
-        TILES=_most_at_once(top_k * parts),
-        **how,
-    )
-    return out
-
-
-def _inputs(size: int) -> dict[str, int]:
-    """Of a row at a time, and the warps for so many: 16 bytes of bfloat16 for each thread."""
-    block = min(block_of(size), _INPUTS)
-    return {"INPUTS": block, "num_warps": max(1, block // 256)}
-
-
-def _most_at_once(tiles: int) -> int:
-    """How many parts of rows are asked for at once: as many as registers hold, each time."""
-    return max(count for count in range(1, _TILES + 1) if tiles % count == 0)
+    routed = values, down, down_bias, expert_ids, weights
+    return from_inner(*routed, s_values, s_down, s_logit)
 
 
 @jit
@@ -156,29 +103,6 @@ def _rows_of(
         row = number // 2 + number % 2 * inner
     of_row = weight + (row.to(tl.int64) * w_row)[:, None]
     return row, of_row + (tl.arange(0, INPUTS) * w_dim)[None, :], number < EACH * inner
-
-
-@jit
-@no_type_check
-def _first_of(of_row, fits, inputs, INPUTS: tl.constexpr):
-    """The first numbers of rows. Nobody reads a weight again before the next step."""
-    there = fits[:, None] & (tl.arange(0, INPUTS) < inputs)[None, :]
-    return tl.load(of_row, mask=there, other=0.0, eviction_policy="evict_first")
-
-
-@jit
-@no_type_check
-def _part_of(values, start, size, INPUTS: tl.constexpr):
-    """A part of an expert's inner values."""
-    i = start + tl.arange(0, INPUTS)
-    return tl.load(values + i, mask=i < size, other=0.0)
-
-
-@jit
-@no_type_check
-def _product(numbers, values, factor):
-    """Of a part of some rows with one of inner values, yet to be added up."""
-    return numbers.to(tl.float32) * (factor * values.to(tl.float32))[None, :]
 
 
 @jit
@@ -226,13 +150,13 @@ def _to_inner(
     if part >= first:
         choice = (part - first) // parts
         part = part - first - choice * parts
-        wait_and_hold_back()
+        wait_for_earlier()
         expert = tl.load(ids + choice.to(tl.int64) * ids_choice)
         matrix = gate_up + expert * w_expert
         row, of_row, fits = _rows_of(
             part, matrix, w_row, w_dim, inner, BY_TURNS, EACH, ROWS, INPUTS
         )
-        numbers = _first_of(of_row, fits, hidden, INPUTS)
+        numbers = first_of(of_row, fits, hidden, INPUTS)
         sums = multiply_rows(x, x_dim, of_row, numbers, fits, hidden, EACH * ROWS, INPUTS, w_dim)
         if bias is not None:
             of_bias = bias + expert * b_expert + row.to(tl.int64) * b_row
@@ -253,8 +177,8 @@ def _to_inner(
             weight, s_size, s_row, part = s_gate, 1, 0, 0
         _, of_row, fits = _rows_of(part, weight, s_row, 1, s_size, False, 2, ROWS, INPUTS)
         # No kernel before this one writes weights, so the first ones come while those are at work.
-        numbers = _first_of(of_row, fits, hidden, INPUTS)
-        wait_and_hold_back()
+        numbers = first_of(of_row, fits, hidden, INPUTS)
+        wait_for_earlier()
         sums = multiply_rows(x, x_dim, of_row, numbers, fits, hidden, 2 * ROWS, INPUTS)
         gate, up = _take_apart(sums, ROWS)
         value = part * ROWS + tl.arange(0, ROWS)
@@ -263,91 +187,3 @@ def _to_inner(
             tl.store(s_out + value, result, mask=value < s_inner)
         elif s_gate is not None:
             tl.store(s_logit + value, gate, mask=value < 1)
-
-
-@kernel
-@no_type_check
-def _from_inner(
-    values,  # [TOP_K, inner], contiguous
-    down,  # [experts, hidden, inner]
-    bias,  # [experts, hidden]; None: there is none
-    out,  # [1, hidden], contiguous
-    ids,  # [1, TOP_K]
-    weights,  # [1, TOP_K]
-    s_values,  # of the shared expert, [s_inner], contiguous
-    s_down,  # [hidden, s_inner], whose rows have no gaps; None: there is none
-    s_logit,  # float32 [1]; None: it has no gate
-    w_expert,
-    w_row,
-    w_dim,
-    b_expert,
-    b_row,
-    ids_choice,
-    weights_choice,
-    s_row,
-    inner,
-    s_inner,
-    hidden,
-    TOP_K: tl.constexpr,
-    CHOICES: tl.constexpr,  # powers of two that hold them, and a row's lines of memory
-    LINES: tl.constexpr,
-    PARTS: tl.constexpr,  # of INPUTS numbers, in a row of the chosen experts
-    TILES: tl.constexpr,  # ROWS of such parts, at a time
-    AHEAD: tl.constexpr,  # parts of the shared expert's that are asked for before the wait
-    ROWS: tl.constexpr,
-    INPUTS: tl.constexpr,
-):
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    fits = row < hidden
-    i = tl.arange(0, INPUTS)
-    result = tl.zeros([ROWS], tl.float32)
-    total = tl.zeros([ROWS, INPUTS], tl.float32)
-    if s_down is not None:
-        of_shared = s_down + (row.to(tl.int64) * s_row)[:, None] + i[None, :]
-        ahead = ()
-        for j in tl.static_range(AHEAD):
-            of_part = of_shared + j * INPUTS
-            ahead += (_first_of(of_part, fits, s_inner - j * INPUTS, INPUTS),)
-    # `_to_inner` has held this back until the choice was there.
-    in_line: tl.constexpr = LINE * 8 // down.dtype.element_ty.primitive_bitwidth
-    each, line = tl.arange(0, CHOICES), tl.arange(0, LINES) * in_line
-    chosen = tl.load(ids + each * ids_choice, mask=each < TOP_K, other=0, cache_modifier=".cg")
-    of_line = down + (chosen * w_expert)[None, :, None] + (line * w_dim)[None, None, :]
-    there = (each < TOP_K)[None, :, None] & (line < inner)[None, None, :]
-    of_line += (row.to(tl.int64) * w_row)[:, None, None]
-    ask_for(of_line, fits[:, None, None] & there)
-    wait_for_earlier()
-    of_row = down + (row.to(tl.int64) * w_row)[:, None] + (i * w_dim)[None, :]
-    for first in range(0, TOP_K * PARTS, TILES):
-        tiles, parts = (), ()
-        for j in tl.static_range(TILES):
-            choice, start = (first + j) // PARTS, (first + j) % PARTS * INPUTS
-            expert = tl.load(ids + choice * ids_choice)
-            at = of_row + expert * w_expert + start * w_dim
-            tiles += (_first_of(at, fits, inner - start, INPUTS),)
-            parts += (_part_of(values + choice * inner, start, inner, INPUTS),)
-        # The assembler would ask for some once others have come and been added; but it moves no
-        # load over a barrier, so that nothing can be added before the weights behind it.
-        tl.debug_barrier()
-        for j in tl.static_range(TILES):
-            choice, start = (first + j) // PARTS, (first + j) % PARTS * INPUTS
-            weight = tl.load(weights + choice * weights_choice).to(tl.float32)
-            total += _product(tiles[j], parts[j], weight)
-            if bias is not None:
-                expert = tl.load(ids + choice * ids_choice)
-                of_bias = bias + expert * b_expert + row * b_row
-                added = tl.load(of_bias, mask=fits & (start == 0), other=0.0)
-                result += weight * added.to(tl.float32)
-    if s_down is not None:
-        factor = 1.0
-        if s_logit is not None:
-            factor = sigmoid(tl.load(s_logit))
-        for j in tl.static_range(AHEAD):
-            part = _part_of(s_values, j * INPUTS, s_inner, INPUTS)
-            total += _product(ahead[j], part, factor)
-        for start in range(AHEAD * INPUTS, s_inner, INPUTS):
-            numbers = _first_of(of_shared + start, fits, s_inner - start, INPUTS)
-            part = _part_of(s_values, start, s_inner, INPUTS)
-            total += _product(numbers, part, factor)
-    result += tl.sum(total, 1)
-    tl.store(out + row, result.to(out.dtype.element_ty), mask=fits)

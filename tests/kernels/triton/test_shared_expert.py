@@ -83,9 +83,10 @@ def test_equals_its_formula(
 def test_rows_in_parts(
     place: Place, hidden: int, inner: int, shared: int, top_k: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hybridrt.kernels.triton import one_row_experts
+    from hybridrt.kernels.triton import one_row_experts, one_row_from_inner
 
     monkeypatch.setattr(one_row_experts, "_INPUTS", 16)
+    monkeypatch.setattr(one_row_from_inner, "INPUTS", 16)
     draw = torch.Generator().manual_seed(hidden)
     ids, weights = torch.randperm(12, generator=draw)[None, :top_k], torch.rand(1, top_k)
     _check(_parts(place, 12, hidden, inner, shared, True), ids, weights)
