@@ -26,9 +26,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from triton.testing import do_bench_cudagraph
 
 from hybridrt.batch import Rows, TokenPages
+from hybridrt.kernels import gated as gates
+from hybridrt.kernels.add import add
+from hybridrt.kernels.linear import linear
 from hybridrt.kernels.reference import moe as grouped
 from hybridrt.kernels.reference import route as torch_route
 from hybridrt.kernels.reference.route import Routing
+from hybridrt.kernels.shared_expert import SharedExpert, moe_with_shared
 from hybridrt.kernels.triton.causal_conv1d import causal_conv1d
 from hybridrt.kernels.triton.few_experts import few_experts
 from hybridrt.kernels.triton.few_rows import few_rows_linear
@@ -299,6 +303,29 @@ def experts(
     )
 
 
+def with_shared(
+    count: int, top_k: int, inner: int, shared: int, gated: bool, hidden: int = 2048
+) -> Case:
+    """One token's experts and the one that sees every token, at once and one after the other."""
+    shapes = ((1, hidden), (count, 2 * inner, hidden), (count, hidden, inner))
+    x, gate_up, down = (normal(*shape) for shape in shapes)
+    beside = SharedExpert(
+        normal(2 * shared, hidden), normal(hidden, shared), normal(1, hidden) if gated else None
+    )
+    args = (x, gate_up, down, uniform(1, count).topk(top_k).indices, uniform(1, top_k))
+
+    def apart() -> object:
+        values = gates.gated(linear(x, beside.gate_up, None))
+        out, routed = linear(values, beside.down, None), few_experts(*args)
+        if beside.gate is None:
+            return add(routed, out)
+        return gates.add_gated(routed, out, linear(x, beside.gate, None))
+
+    sides: dict[str, Run] = {"ours": lambda: moe_with_shared(*args, beside), "apart": apart}
+    numbers = (top_k * inner + shared) * 3 * hidden
+    return Case(f"{count} experts and a shared one", 2 * numbers, 2 * numbers, sides)
+
+
 def router(tokens: int, count: int, top_k: int, hidden: int = 2048) -> Case:
     """Logits in float32, softmax and the best."""
     x, weight = normal(tokens, hidden), normal(count, hidden)
@@ -364,6 +391,8 @@ def cases() -> Iterator[Callable[[], Case]]:
         yield partial(experts, tokens, 512, 10, 512)
         yield partial(router, tokens, 64, 6)
         yield partial(router, tokens, 512, 10)
+    yield partial(with_shared, 64, 6, 1408, 2816, False)
+    yield partial(with_shared, 512, 10, 512, 512, True)
     for tokens in (1, 64, TOKENS):
         yield partial(norm, tokens)
     shapes = ((4096, 6144), (4096, 4096), (4096, 28672), (14336, 4096), (8192, 4096))
