@@ -147,11 +147,21 @@ def _to_inner(
 ):
     EACH: tl.constexpr = 1 if GATING == "relu2" else 2
     part = tl.program_id(0)
-    if part >= first:
-        choice = (part - first) // parts
-        part = part - first - choice * parts
-        wait_for_earlier()
-        expert = tl.load(ids + choice.to(tl.int64) * ids_choice)
+    is_chosen, is_gate = part >= first, part == s_parts
+    if s_gate_up is not None:
+        weight, s_part, s_size = s_gate_up, part, s_inner
+        if s_gate is not None and is_gate:
+            # One row, also in place of that of `up`.
+            weight, s_part, s_size, s_row = s_gate, 0, 1, 0
+        _, s_of_row, s_fits = _rows_of(s_part, weight, s_row, 1, s_size, False, 2, ROWS, INPUTS)
+        # No kernel before this one writes weights, so the first ones come while those are at work.
+        # Of programs of the chosen experts no row fits.
+        s_numbers = first_of(s_of_row, s_fits, hidden, INPUTS)
+    wait_for_earlier()
+    if is_chosen:
+        choice = ((part - first) // parts).to(tl.int64)
+        part = (part - first) % parts
+        expert = tl.load(ids + choice * ids_choice)
         matrix = gate_up + expert * w_expert
         row, of_row, fits = _rows_of(
             part, matrix, w_row, w_dim, inner, BY_TURNS, EACH, ROWS, INPUTS
@@ -167,23 +177,14 @@ def _to_inner(
             gate, up = _take_apart(sums, ROWS)
             result = gated(gate, up, alpha, limit, GATING)
         value = part * ROWS + tl.arange(0, ROWS)
-        at = out + choice.to(tl.int64) * inner + value
+        at = out + choice * inner + value
         tl.store(at, result.to(out.dtype.element_ty), mask=value < inner)
     elif s_gate_up is not None:
-        is_value = part < s_parts
-        weight, s_size = s_gate_up, s_inner
-        if s_gate is not None and not is_value:
-            # One row, also in place of that of `up`.
-            weight, s_size, s_row, part = s_gate, 1, 0, 0
-        _, of_row, fits = _rows_of(part, weight, s_row, 1, s_size, False, 2, ROWS, INPUTS)
-        # No kernel before this one writes weights, so the first ones come while those are at work.
-        numbers = first_of(of_row, fits, hidden, INPUTS)
-        wait_for_earlier()
-        sums = multiply_rows(x, x_dim, of_row, numbers, fits, hidden, 2 * ROWS, INPUTS)
+        sums = multiply_rows(x, x_dim, s_of_row, s_numbers, s_fits, hidden, 2 * ROWS, INPUTS)
         gate, up = _take_apart(sums, ROWS)
-        value = part * ROWS + tl.arange(0, ROWS)
-        if is_value:
-            result = gated(gate, up, 1.0, 1.0, "silu").to(s_out.dtype.element_ty)
-            tl.store(s_out + value, result, mask=value < s_inner)
-        elif s_gate is not None:
+        value = s_part * ROWS + tl.arange(0, ROWS)
+        if s_gate is not None and is_gate:
             tl.store(s_logit + value, gate, mask=value < 1)
+        else:
+            result = gated(gate, up, 1.0, 1.0, "silu")
+            tl.store(s_out + value, result.to(s_out.dtype.element_ty), mask=value < s_inner)

@@ -13,6 +13,8 @@ BEFORE_IT_READS_WEIGHTS_ALONE = {
     *(
         "one_row._multiply",
         "one_row_pair._multiply_both",
+        "one_row_experts._to_inner",
+        "one_row_from_inner._from_inner",
         "mla_project._project",
         "mla_values._join_and_expand",
     ),
