@@ -38,41 +38,13 @@ def wait_for_earlier():
 @jit
 @no_type_check
 def wait_and_hold_back():
-    """`wait_for_earlier`, but the next kernel doesn't start before that.
+    """`wait_for_earlier` in a kernel behind which the next one doesn't start before that.
 
-    So it can read before its own wait what kernels before this one wrote, past its processor's
-    cache.
+    So that one can read before its own wait what those before this one wrote.
     """
     if _COMPILED and cuda_capability_geq(9):
         gdc_wait()
         gdc_launch_dependents()
-
-
-LINE = tl.constexpr(128)
-"""Bytes that come from memory together."""
-
-
-@jit
-@no_type_check
-def ask_for(places, are_there):
-    """What is there comes nearer, into the cache of all processors; nobody waits for it.
-
-    One place in each line of memory is enough.
-    """
-    if _COMPILED and cuda_capability_geq(9):
-        tl.inline_asm_elementwise(
-            """{
-            .reg .pred there;
-            setp.ne.s32 there, $2, 0;
-            @there prefetch.global.L2 [$1];
-            mov.u32 $0, 0;
-            }""",
-            "=r,l,r",
-            [places.to(tl.int64), are_there.to(tl.int32)],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
 
 
 @cache

@@ -7,7 +7,6 @@ from math import inf
 from typing import Literal, no_type_check
 
 import torch
-import triton
 import triton.language as tl
 from jaxtyping import Float, Int64
 from torch import Tensor
@@ -15,7 +14,7 @@ from torch import Tensor
 from hybridrt.kernels.reference.gates import Gating
 from hybridrt.kernels.shared_expert import SharedExpert
 from hybridrt.kernels.triton.gates import gated, kind_of
-from hybridrt.kernels.triton.launch import jit, kernel, row_strides, wait_for_earlier
+from hybridrt.kernels.triton.launch import cdiv, jit, kernel, row_strides, wait_and_hold_back
 from hybridrt.kernels.triton.one_row import multiply_rows
 from hybridrt.kernels.triton.one_row_from_inner import first_of, from_inner, inputs_of
 
@@ -157,7 +156,7 @@ def _to_inner(
         # No kernel before this one writes weights, so the first ones come while those are at work.
         # Of programs of the chosen experts no row fits.
         s_numbers = first_of(s_of_row, s_fits, hidden, INPUTS)
-    wait_for_earlier()
+    wait_and_hold_back()
     if is_chosen:
         choice = ((part - first) // parts).to(tl.int64)
         part = (part - first) % parts

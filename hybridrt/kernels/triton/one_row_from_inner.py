@@ -2,13 +2,19 @@
 
 from typing import no_type_check
 
-import triton
 import triton.language as tl
 from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
 from hybridrt.kernels.triton.gates import sigmoid
-from hybridrt.kernels.triton.launch import block_of, jit, kernel, row_strides, wait_for_earlier
+from hybridrt.kernels.triton.launch import (
+    block_of,
+    cdiv,
+    jit,
+    kernel,
+    row_strides,
+    wait_for_earlier,
+)
 
 # Of a program: rows, how many numbers of a row are a part, how many parts of all of its rows are
 # asked for at a time, and how many of the shared expert's before its inner values are there.
@@ -34,9 +40,9 @@ def from_inner(
     (_, hidden, inner), top_k = down.shape, expert_ids.shape[1]
     shared_inner = len(shared_values)
     how = inputs_of(inner, INPUTS)
-    parts, shared_parts = (triton.cdiv(size, how["INPUTS"]) for size in (inner, shared_inner))
+    parts, shared_parts = (cdiv(size, how["INPUTS"]) for size in (inner, shared_inner))
     out = values.new_empty(1, hidden)
-    _from_inner[(triton.cdiv(hidden, ROWS),)](
+    _from_inner[(cdiv(hidden, ROWS),)](
         values,
         down,
         down_bias,
@@ -81,6 +87,23 @@ def first_of(of_row, fits, inputs, INPUTS: tl.constexpr):
     """The first numbers of rows. Nobody reads a weight again before the next step."""
     there = fits[:, None] & (tl.arange(0, INPUTS) < inputs)[None, :]
     return tl.load(of_row, mask=there, other=0.0, eviction_policy="evict_first")
+
+
+@jit
+@no_type_check
+def _tiles_from(
+    first, where, inner, PARTS: tl.constexpr, TILES: tl.constexpr, INPUTS: tl.constexpr
+):
+    """Parts of rows of the chosen experts from a number on."""
+    ids, ids_choice, of_row, w_expert, w_dim, fits = where
+    tiles = ()
+    for j in tl.static_range(TILES):
+        choice, start = (first + j) // PARTS, (first + j) % PARTS * INPUTS
+        # Past the processor's cache, which may hold an earlier choice before the wait.
+        expert = tl.load(ids + choice * ids_choice, cache_modifier=".cg")
+        at = of_row + expert * w_expert + start * w_dim
+        tiles += (first_of(at, fits, inner - start, INPUTS),)
+    return tiles
 
 
 @jit
@@ -139,15 +162,17 @@ def _from_inner(
         for j in tl.static_range(AHEAD):
             of_part = of_shared + j * INPUTS
             ahead += (first_of(of_part, fits, s_inner - j * INPUTS, INPUTS),)
-    wait_for_earlier()
     of_row = down + (row.to(tl.int64) * w_row)[:, None] + (i * w_dim)[None, :]
+    where = (ids, ids_choice, of_row, w_expert, w_dim, fits)
+    # The kernel before this one has held it back until the choice was there.
+    tiles = _tiles_from(0, where, inner, PARTS, TILES, INPUTS)
+    wait_for_earlier()
     for first in range(0, TOP_K * PARTS, TILES):
-        tiles, parts = (), ()
+        if first > 0:
+            tiles = _tiles_from(first, where, inner, PARTS, TILES, INPUTS)
+        parts = ()
         for j in tl.static_range(TILES):
             choice, start = (first + j) // PARTS, (first + j) % PARTS * INPUTS
-            expert = tl.load(ids + choice * ids_choice)
-            at = of_row + expert * w_expert + start * w_dim
-            tiles += (first_of(at, fits, inner - start, INPUTS),)
             parts += (_part_of(values + choice * inner, start, inner, INPUTS),)
         # The assembler would ask for some once others have come and been added; but it moves no
         # load over a barrier, so that nothing can be added before the weights behind it.
