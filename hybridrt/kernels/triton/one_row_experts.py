@@ -166,7 +166,9 @@ def _to_inner(
             part, matrix, w_row, w_dim, inner, BY_TURNS, EACH, ROWS, INPUTS
         )
         numbers = first_of(of_row, fits, hidden, INPUTS)
-        sums = multiply_rows(x, x_dim, of_row, numbers, fits, hidden, EACH * ROWS, INPUTS, w_dim)
+        sums = multiply_rows(
+            x, x_dim, of_row, numbers, fits, hidden, EACH * ROWS, INPUTS, w_dim, True
+        )
         if bias is not None:
             of_bias = bias + expert * b_expert + row.to(tl.int64) * b_row
             sums += tl.load(of_bias, mask=fits, other=0.0).to(tl.float32)
@@ -179,7 +181,9 @@ def _to_inner(
         at = out + choice * inner + value
         tl.store(at, result.to(out.dtype.element_ty), mask=value < inner)
     elif s_gate_up is not None:
-        sums = multiply_rows(x, x_dim, s_of_row, s_numbers, s_fits, hidden, 2 * ROWS, INPUTS)
+        sums = multiply_rows(
+            x, x_dim, s_of_row, s_numbers, s_fits, hidden, 2 * ROWS, INPUTS, 1, True
+        )
         gate, up = _take_apart(sums, ROWS)
         value = s_part * ROWS + tl.arange(0, ROWS)
         if s_gate is not None and is_gate:

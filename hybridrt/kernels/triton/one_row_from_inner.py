@@ -20,6 +20,7 @@ from hybridrt.kernels.triton.launch import (
 # asked for at a time, and how many of the shared expert's before its inner values are there.
 # More of them would take registers from others.
 ROWS, INPUTS, TILES, AHEAD = 2, 1024, 5, 2
+SHORT, SHORT_TILES = 512, 2  # the same of parts of fewer numbers
 
 
 def from_inner(
@@ -62,7 +63,7 @@ def from_inner(
         hidden,
         TOP_K=top_k,
         PARTS=parts,
-        TILES=_most_at_once(top_k * parts),
+        TILES=_at_once(top_k * parts, SHORT_TILES if how["INPUTS"] <= SHORT else TILES),
         AHEAD=min(shared_parts, AHEAD),
         ROWS=ROWS,
         **how,
@@ -76,9 +77,9 @@ def inputs_of(size: int, most: int) -> dict[str, int]:
     return {"INPUTS": block, "num_warps": max(1, block // 256)}
 
 
-def _most_at_once(tiles: int) -> int:
-    """How many parts of rows are asked for at once: as many as registers hold, each time."""
-    return max(count for count in range(1, TILES + 1) if tiles % count == 0)
+def _at_once(tiles: int, most: int) -> int:
+    """How many parts of rows are asked for at once: as many each time."""
+    return max(count for count in range(1, most + 1) if tiles % count == 0)
 
 
 @jit

@@ -63,6 +63,8 @@ def _multiply_both(
 ):
     part = tl.program_id(0)
     is_first = part < parts
+    # Numbers that are 1 are constants, which the other layer's can't take the place of.
+    weight_row, outputs = tl.cast(weight_row, tl.int32), tl.cast(outputs, tl.int32)
     if not is_first:
         part -= parts
         weight, weight_row, outputs, out = more_weight, more_weight_row, more_outputs, more_out
