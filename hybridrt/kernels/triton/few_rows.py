@@ -1,4 +1,7 @@
-"""A linear layer on a few tokens in Triton: its weight is read once, by all processors."""
+"""A linear layer on a few tokens in Triton: its weight is read once, by all processors.
+
+That takes parts of the inputs where outputs are few. Where there are more, cuBLAS is as fast.
+"""
 
 from typing import NamedTuple, no_type_check
 
@@ -28,17 +31,19 @@ class Tile(NamedTuple):
     stages: int
 
 
-WIDE, NARROW, NARROWEST = Tile(128, 64, 4), Tile(64, 128, 4), Tile(32, 256, 4)
+NARROW, NARROWEST = Tile(64, 128, 4), Tile(32, 256, 4)
 _MOST_PARTS = 16
 _ARRIVED = WeakTensorKeyDictionary()
 
 
 def takes(x: Float[Tensor, "*batch inputs"], weight: Float[Tensor, "outputs inputs"]) -> bool:
-    """Whether `few_rows_linear` can have them, and does well: few tokens, numbers of 16 bits."""
+    """Whether `few_rows_linear` can have them, and does well: numbers of 16 bits, few of them."""
     rows = x.numel() // max(1, x.shape[-1])
     without_gaps = weight.stride(1) == 1 == x.stride(-1)
-    is_narrow = x.dtype == weight.dtype and x.itemsize == 2
-    return 1 < rows <= MOST_ROWS and without_gaps and is_narrow and _has_room(x.device)
+    of_16_bits = x.dtype == weight.dtype and x.itemsize == 2
+    most_outputs = NARROW.outputs * num_processors(x.device)
+    fits = 1 < rows <= MOST_ROWS and len(weight) <= most_outputs and _has_room(x.device)
+    return fits and without_gaps and of_16_bits
 
 
 def few_rows_linear(
@@ -84,16 +89,14 @@ def few_rows_linear(
 
 
 def _tile(outputs: int, device: torch.device) -> Tile:
-    """Wide ones read x less often; narrower ones are for all processors, in fewer parts."""
-    processors = num_processors(device)
-    if cdiv(outputs, WIDE.outputs) >= 0.9 * processors:
-        return WIDE
-    return NARROW if 8 * cdiv(outputs, NARROW.outputs) >= processors else NARROWEST
+    """Wider ones read x less often; the others are for all processors, in fewer parts."""
+    is_wide = 8 * cdiv(outputs, NARROW.outputs) >= num_processors(device)
+    return NARROW if is_wide else NARROWEST
 
 
 def _has_room(device: torch.device) -> bool:
-    most = max((tile.outputs + MOST_ROWS) * tile.inputs * tile.stages for tile in (NARROWEST, WIDE))
-    return shared_memory(device) >= 2 * most
+    numbers = (NARROWEST.outputs + MOST_ROWS) * NARROWEST.inputs * NARROWEST.stages
+    return shared_memory(device) >= 2 * numbers
 
 
 def _counters(weight: Tensor, tiles: int) -> Int32[Tensor, " tiles"]:

@@ -63,7 +63,6 @@ def _multiply(
     """With a gate, of tokens to the assignments by expert; without one from there on."""
     kind, by_turns, alpha, limit = gate or _Gate("", False, 1.0, 1.0)
     (_, outputs, inputs), most = matrices.shape, sort.tiles.shape[1]
-    block = 1 << tiles.rows.bit_length() - 1
     blocks = tiles.blocks if outputs % (tiles.blocks * tiles.columns) == 0 else 1
     multiply_tiles[(most * cdiv(outputs, tiles.columns * blocks),)](
         given,
@@ -87,8 +86,7 @@ def _multiply(
         OF_TOKENS=gate is not None,
         WHOLE=inputs % tiles.inputs == 0,
         HALVES=tiles.rows >= LEAST_IN_HALVES,
-        BLOCK_M=block,
-        MORE_M=tiles.rows - block,
+        BLOCK_M=tiles.rows,
         BLOCK_N=tiles.columns,
         BLOCK_K=tiles.inputs,
         num_warps=tiles.warps,

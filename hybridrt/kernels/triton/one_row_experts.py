@@ -148,7 +148,9 @@ def _to_inner(
     part = tl.program_id(0)
     is_chosen, is_gate = part >= first, part == s_parts
     if s_gate_up is not None:
-        weight, s_part, s_size = s_gate_up, part, s_inner
+        # Numbers that are 1 are constants, which others can't take the place of.
+        s_row, s_size = tl.cast(s_row, tl.int32), tl.cast(s_inner, tl.int32)
+        weight, s_part = s_gate_up, part
         if s_gate is not None and is_gate:
             # One row, also in place of that of `up`.
             weight, s_part, s_size, s_row = s_gate, 0, 1, 0

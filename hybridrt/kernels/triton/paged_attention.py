@@ -147,7 +147,7 @@ def _launch(
     blocks = [block_of(dim, least) if dim else 0 for dim in dims]
     block_m, block_n, warps, stages = _tile(most_queries, group, blocks, q.itemsize, splits)
     if table is None:
-        stages = min(stages, 2)  # the third is for the page table, which is read before the rest
+        stages -= stages > 2  # one is for the page table, which is read before the rest
     grid = (kv_heads * splits, rows[1] - rows[0], cdiv(most_queries * group, block_m))
     scales = 0 if k_scale is None else 1 if k_scale.dim() == 1 else 2
     attend_tile[grid](
@@ -212,9 +212,11 @@ def _tile(
     """
     widest = max(blocks) * itemsize  # bytes of a value, or of a part of a key
     if most_queries == 1:
-        # Splits of a context are as many as programs are wanted: shorter tiles are more of them.
+        # Splits of a context are as many as programs are wanted: shorter tiles are more of them,
+        # and as many tokens are on their way.
         tokens = 128 if widest <= 256 and splits == 1 else 64 if widest <= 512 else 32
-        return min(block_of(group), 64), tokens, 4, 2 if widest > 512 else 3
+        stages = 2 if widest > 512 else 5 if widest <= 256 and splits > 1 else 3
+        return min(block_of(group), 64), tokens, 4, stages
     if widest > 512 or sum(blocks) > 576:
         return 32, 32, 8, 1
     if itemsize > 2:  # products of float32 take three parts of each side

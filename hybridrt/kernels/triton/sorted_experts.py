@@ -37,7 +37,6 @@ def multiply_tiles(
     WHOLE: tl.constexpr,
     HALVES: tl.constexpr,
     BLOCK_M: tl.constexpr,
-    MORE_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
@@ -62,17 +61,12 @@ def multiply_tiles(
     if HALVES and stop - first <= BLOCK_M // 2:
         _multiply(
             arrays, strides, expert, first, stop, block, size, columns, top_k, blocks, alpha, limit,
-            GATING, BY_TURNS, OF_TOKENS, WHOLE, BLOCK_M // 2, 0, BLOCK_N, BLOCK_K,
-        )  # fmt: skip
-    elif MORE_M > 0 and stop - first > BLOCK_M:
-        _multiply(
-            arrays, strides, expert, first, stop, block, size, columns, top_k, blocks, alpha, limit,
-            GATING, BY_TURNS, OF_TOKENS, WHOLE, BLOCK_M, MORE_M, BLOCK_N, BLOCK_K,
+            GATING, BY_TURNS, OF_TOKENS, WHOLE, BLOCK_M // 2, BLOCK_N, BLOCK_K,
         )  # fmt: skip
     else:
         _multiply(
             arrays, strides, expert, first, stop, block, size, columns, top_k, blocks, alpha, limit,
-            GATING, BY_TURNS, OF_TOKENS, WHOLE, BLOCK_M, 0, BLOCK_N, BLOCK_K,
+            GATING, BY_TURNS, OF_TOKENS, WHOLE, BLOCK_M, BLOCK_N, BLOCK_K,
         )  # fmt: skip
 
 
@@ -96,7 +90,6 @@ def _multiply(
     OF_TOKENS: tl.constexpr,
     WHOLE: tl.constexpr,
     BLOCK_M: tl.constexpr,
-    MORE_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
@@ -104,74 +97,45 @@ def _multiply(
     given, matrices, bias, out, order = arrays
     g_row, g_dim, m_expert, m_row, m_dim, b_expert, b_row = strides
     HALVED: tl.constexpr = GATING is not None and GATING != "relu2"
+    place = (first + tl.arange(0, BLOCK_M)).to(tl.int64)
+    # What isn't there is read where something is: loads without masks are faster.
+    there = tl.minimum(place, stop - 1)
+    assignment = tl.load(order + there)
+    source = (assignment // top_k).to(tl.int64) if OF_TOKENS else there
+    target = place if OF_TOKENS else assignment.to(tl.int64)
     row = _rows(block, columns, HALVED and not BY_TURNS, BLOCK_N)
     k = tl.arange(0, BLOCK_K).to(tl.int64)
-    of_given = given + (k * g_dim)[None, :]
-    left, target, live = _places(
-        of_given, order, g_row, first, stop, top_k, OF_TOKENS, BLOCK_M
-    )  # fmt: skip
-    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    if MORE_M > 0:
-        more_left, more_target, more_live = _places(
-            of_given, order, g_row, first + BLOCK_M, stop, top_k, OF_TOKENS, MORE_M
-        )  # fmt: skip
-        more_total = tl.zeros([MORE_M, BLOCK_N], tl.float32)
+    left = given + (source * g_row)[:, None] + (k * g_dim)[None, :]
     right = matrices + expert * m_expert + (row * m_row)[None, :] + (k * m_dim)[:, None]
     steps = tl.cdiv(size, BLOCK_K)
     down = (BLOCK_N // 2 if HALVED and not BY_TURNS else BLOCK_N) * m_row
+    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for step in range(0, steps * blocks):
         at = step % steps
         is_last = at == steps - 1
-        is_k = k < size - at * BLOCK_K
         if WHOLE:
             a, b = tl.load(left), tl.load(right)
         else:
+            is_k = k < size - at * BLOCK_K
             a = tl.load(left, mask=is_k[None, :], other=0.0)
             b = tl.load(right, mask=is_k[:, None], other=0.0)
         total = tl.dot(a, b, total, input_precision=FLOAT32_DOT)
         onwards = tl.where(is_last, (1 - steps) * BLOCK_K, BLOCK_K).to(tl.int64)
         left += onwards * g_dim
         right += onwards * m_dim + tl.where(is_last, down, 0)
-        if MORE_M > 0:
-            a = tl.load(more_left) if WHOLE else tl.load(more_left, mask=is_k[None, :], other=0.0)
-            more_total = tl.dot(a, b, more_total, input_precision=FLOAT32_DOT)
-            more_left += onwards * g_dim
         if is_last:
             now = block + step // steps
-            # A zero that a compiler can't see: it would choose between it and a sum under way.
-            zero = tl.minimum(now, 0).to(tl.float32)
             if bias is not None:
                 row = _rows(now, columns, HALVED and not BY_TURNS, BLOCK_N)
                 of_row = tl.load(bias + expert * b_expert + row * b_row)
                 total += of_row.to(tl.float32)[None, :]
             _store(
-                total, out, target, live, now, columns, alpha, limit,
+                total, out, target, place < stop, now, columns, alpha, limit,
                 GATING, HALVED, BLOCK_M, BLOCK_N,
             )  # fmt: skip
+            # A zero that a compiler can't see: it would choose between it and a sum under way.
+            zero = tl.minimum(now, 0).to(tl.float32)
             total = tl.full([BLOCK_M, BLOCK_N], zero, tl.float32)
-            if MORE_M > 0:
-                if bias is not None:
-                    more_total += of_row.to(tl.float32)[None, :]
-                _store(
-                    more_total, out, more_target, more_live, now, columns, alpha, limit,
-                    GATING, HALVED, MORE_M, BLOCK_N,
-                )  # fmt: skip
-                more_total = tl.full([MORE_M, BLOCK_N], zero, tl.float32)
-
-
-@jit
-@no_type_check
-def _places(
-    of_given, order, g_row, first, stop, top_k, OF_TOKENS: tl.constexpr, BLOCK: tl.constexpr
-):
-    """Rows of what is given for some places, where their results go, and which places there are."""
-    place = (first + tl.arange(0, BLOCK)).to(tl.int64)
-    # What isn't there is read where something is: loads without masks are faster.
-    there = tl.minimum(place, stop - 1)
-    assignment = tl.load(order + there)
-    source = (assignment // top_k).to(tl.int64) if OF_TOKENS else there
-    target = place if OF_TOKENS else assignment.to(tl.int64)
-    return of_given + (source * g_row)[:, None], target, place < stop
 
 
 @jit

@@ -263,8 +263,8 @@ def _norms() -> None:
 
 def _few_rows() -> None:
     for rows in (2, 64):
-        few_rows_linear(of(rows, 4096), of(28672, 4096), None)  # wide tiles
-        few_rows_linear(of(rows, 8192), of(4096, 8192), None)  # narrow ones, in parts
+        few_rows_linear(of(rows, 4096), of(6144, 4096), None)  # in one part
+        few_rows_linear(of(rows, 8192), of(4096, 8192), None)  # in two
         few_rows_linear(of(rows, 8192), of(288, 8192), of(288))  # the narrowest
         few_rows_linear(of(rows, 5000), of(77, 5000), of(77))
 
