@@ -8,7 +8,6 @@ from torch import Tensor
 
 from hybridrt.kernels.triton.launch import cdiv, jit, kernel, wait_for_earlier
 
-
 # Of a program, of 128 threads. Many programs at a time keep the memory busy.
 OUTPUTS, INPUTS = 2, 1024
 
