@@ -77,6 +77,14 @@ def test_a_parcel_arrives_as_it_was_packed() -> None:
     assert nearly_full.room >= 0
 
 
+def test_small_arrays_share_a_parcel_and_a_large_one_has_its_own() -> None:
+    shipment = Shipment(torch.device("meta"))  # which takes copies, and forgets them
+    added = [shipment.add(array) for array in ARRAYS]
+    shipment.send()
+    assert [tuple(tensor.shape) for tensor in added] == [array.shape for array in ARRAYS]
+    assert len(shipment._parcels) == 3
+
+
 @pytest.mark.gpu
 def test_a_shipment_arrives_on_a_device_and_nobody_waits_for_it() -> None:
     with waiting_raises():
