@@ -16,7 +16,13 @@ from torch import Tensor
 from hybridrt.kernels.blocked_matrices import BlockedMatrices
 from hybridrt.kernels.cpu.bfloat16 import halves, narrow, singles
 from hybridrt.kernels.cpu.expert_gates import SQUARED_RELU, Gate, apply_gate
-from hybridrt.kernels.cpu.expert_products import begins_of, blocks_of, make_room, multiply_block
+from hybridrt.kernels.cpu.expert_products import (
+    blocks_of,
+    make_room,
+    make_rows,
+    multiply_block,
+    room_for_rows,
+)
 from hybridrt.kernels.cpu.jit import ALONE, FIRST, calls, inner, sharing_kernel
 from hybridrt.kernels.cpu.moe import SMALL, Sizes, by_expert
 from hybridrt.kernels.cpu.packed_dot import OUTPUTS
@@ -110,7 +116,7 @@ def _separate(sums, count):  # pragma: no cover
 @inner
 @no_type_check
 def _multiply_run(
-    tiles, e, first_of_run, run, then, a, count, given, begins, first, gate, sizes, sums, room
+    tiles, e, first_of_run, run, then, a, count, given, rows, first, gate, sizes, sums, room
 ):  # fmt: skip  # pragma: no cover
     """Products of `count` assignments of expert e from the a-th on with a run of blocks.
 
@@ -124,7 +130,7 @@ def _multiply_run(
             next_part, next_n = _place(gate, run, k + 1)
             following = _number(gate, jobs, e, next_part, first_of_run + next_n)
         multiply_block(
-            tiles, first, _number(gate, jobs, e, part, first_of_run + n), given, begins, a,
+            tiles, first, _number(gate, jobs, e, part, first_of_run + n), given, rows, a,
             sizes.hidden, count, sums[n, part], room, following
         )  # fmt: skip
 
@@ -132,7 +138,7 @@ def _multiply_run(
 @inner
 @no_type_check
 def _first(
-    worker, workers, given, begins, first, gate, starts, active, sizes, values
+    worker, workers, given, rows, first, gate, starts, active, sizes, values
 ):  # fmt: skip  # pragma: no cover
     """A worker's blocks of the values between the two products."""
     sums = aligned(RUN * 2 * LOT * OUTPUTS).reshape((RUN, 2, LOT, OUTPUTS))
@@ -152,7 +158,7 @@ def _first(
                 count = min(LOT, starts[e + 1] - a)
                 then = own if a + count < starts[e + 1] else later
                 _multiply_run(
-                    tiles, e, n, run, then, a, count, given, begins, first, gate, sizes, sums, room
+                    tiles, e, n, run, then, a, count, given, rows, first, gate, sizes, sums, room
                 )  # fmt: skip
                 for of_run in range(run):
                     if gate.by_turns:
@@ -169,7 +175,7 @@ def _first(
 @inner
 @no_type_check
 def _add_expert(
-    tiles, e, n, then, values, begins, second, by_weight, order, starts, sizes, sums, room, total
+    tiles, e, n, then, values, rows, second, by_weight, order, starts, sizes, sums, room, total
 ):  # fmt: skip  # pragma: no cover
     """Adds what an expert gives for the n-th outputs to those of its tokens."""
     block = e * (sizes.hidden // OUTPUTS) + n
@@ -177,7 +183,7 @@ def _add_expert(
         count = min(LOT, starts[e + 1] - a)
         following = block if a + count < starts[e + 1] else then
         multiply_block(
-            tiles, second, block, values, begins, a, sizes.inner, count, sums, room, following
+            tiles, second, block, values, rows, a, sizes.inner, count, sums, room, following
         )  # fmt: skip
         for t in range(count):
             weight, token = by_weight[order[a + t]], order[a + t] // sizes.top_k
@@ -188,7 +194,7 @@ def _add_expert(
 @inner
 @no_type_check
 def _second(
-    worker, workers, values, begins, second, weights, order, starts, active, sizes, out
+    worker, workers, values, rows, second, weights, order, starts, active, sizes, out
 ):  # fmt: skip  # pragma: no cover
     """A worker's blocks of the tokens' outputs: those of all experts, by weight."""
     jobs, tokens = sizes.hidden // OUTPUTS, sizes.tokens
@@ -211,7 +217,7 @@ def _second(
                 own = active[i] * jobs + n + of_run
                 _add_expert(
                     tiles, active[i], n + of_run, own + 1 if of_run + 1 < run else later, values,
-                    begins, second, by_weight, order, starts, sizes, sums, room, totals[of_run]
+                    rows, second, by_weight, order, starts, sizes, sums, room, totals[of_run]
                 )  # fmt: skip
         for of_run in range(run):
             for token in range(tokens):
@@ -239,21 +245,31 @@ def _run(
     else:
         for worker in numba.prange(threads):
             _gather(np.int64(worker), threads, x, order, sizes, given)
-    begins = begins_of(first, given, sizes.hidden, count)
+    rows = room_for_rows(first, sizes.hidden, count)
     if threads == 1:
-        _first(FIRST, ALONE, given, begins, first, gate, starts, active, sizes, values)
+        make_rows(FIRST, ALONE, first, given, sizes.hidden, count, rows)
+    else:
+        for worker in numba.prange(threads):
+            make_rows(np.int64(worker), threads, first, given, sizes.hidden, count, rows)
+    if threads == 1:
+        _first(FIRST, ALONE, given, rows, first, gate, starts, active, sizes, values)
     else:
         for worker in numba.prange(threads):
             _first(
-                np.int64(worker), threads, given, begins, first, gate, starts, active, sizes, values
+                np.int64(worker), threads, given, rows, first, gate, starts, active, sizes, values
             )
-    begins = begins_of(second, values, sizes.inner, count)
+    rows = room_for_rows(second, sizes.inner, count)
     if threads == 1:
-        _second(FIRST, ALONE, values, begins, second, weights, order, starts, active, sizes, out)
+        make_rows(FIRST, ALONE, second, values, sizes.inner, count, rows)
+    else:
+        for worker in numba.prange(threads):
+            make_rows(np.int64(worker), threads, second, values, sizes.inner, count, rows)
+    if threads == 1:
+        _second(FIRST, ALONE, values, rows, second, weights, order, starts, active, sizes, out)
     else:
         for worker in numba.prange(threads):
             _second(
-                np.int64(worker), threads, values, begins, second, weights, order, starts, active,
+                np.int64(worker), threads, values, rows, second, weights, order, starts, active,
                 sizes, out
             )  # fmt: skip
     return True

@@ -15,9 +15,10 @@ from hybridrt.kernels.cpu.bfloat16 import singles
 from hybridrt.kernels.cpu.jit import inner
 from hybridrt.kernels.cpu.packed_dot import OUTPUTS
 from hybridrt.kernels.cpu.packed_linear import add_products
-from hybridrt.kernels.cpu.quantised_linear import WIDENED, add_quantised, sum_groups
+from hybridrt.kernels.cpu.quantised_linear import WIDENED, add_quantised
 from hybridrt.kernels.cpu.tile_registers import multiplies_tiles
 from hybridrt.kernels.cpu.vectors import aligned
+from hybridrt.kernels.cpu.whole_inputs import make_whole, row_bytes
 from hybridrt.kernels.quantised_linear import GROUP, QuantisedMatrices
 
 
@@ -56,22 +57,40 @@ def blocks_of(
 
 
 @no_type_check
-def begins_of(blocks, vectors, size, count):
-    """What the sums of each group of `count` vectors begin with; nothing where none are scaled."""
+def room_for_rows(blocks, size, count):
+    """For what `make_rows` writes of so many vectors."""
 
 
-@overload(begins_of)
+@overload(room_for_rows)
 @no_type_check
-def _begins_of(blocks, vectors, size, count):  # pragma: no cover  (compiled, as all below)
-    def nothing(blocks, vectors, size, count):
-        return np.empty(0, np.float32)
+def _room_for_rows(blocks, size, count):  # pragma: no cover  (compiled, as all below)
+    def nothing(blocks, size, count):
+        return aligned(0)
 
-    def of_groups(blocks, vectors, size, count):
-        begins = np.empty(count * size // blocks.group, np.float32)
-        sum_groups(vectors, begins.ctypes.data, len(begins), blocks.group, blocks.bits)
-        return begins
+    def of_rows(blocks, size, count):
+        return aligned(count * row_bytes(size, size // blocks.group) // 4)
 
-    return nothing if blocks.instance_class is Blocks else of_groups
+    return nothing if blocks.instance_class is Blocks else of_rows
+
+
+@no_type_check
+def make_rows(worker, workers, blocks, vectors, size, count, rows):
+    """Makes a worker's share of `count` vectors whole numbers, where those are multiplied."""
+
+
+@overload(make_rows)
+@no_type_check
+def _make_rows(worker, workers, blocks, vectors, size, count, rows):  # pragma: no cover
+    def nothing(worker, workers, blocks, vectors, size, count, rows):
+        pass
+
+    def of_share(worker, workers, blocks, vectors, size, count, rows):
+        step = row_bytes(size, size // blocks.group)
+        for a in range(count * worker // workers, count * (worker + 1) // workers):
+            given, row = vectors + 2 * a * size, rows.ctypes.data + step * a
+            make_whole(given, row, size, blocks.group, blocks.bits, blocks.tiles)
+
+    return nothing if blocks.instance_class is Blocks else of_share
 
 
 @no_type_check
@@ -87,35 +106,36 @@ def _make_room(blocks):  # pragma: no cover
 
 
 @no_type_check
-def write_products(tiles, blocks, number, vectors, begins, a, size, count, sums, room, following):
+def write_products(tiles, blocks, number, vectors, rows, a, size, count, sums, room, following):
     """Writes products of a block, by its number among those of all experts, to `sums`.
 
     By `tiles` that `take_tiles` gave, if any; of `count` vectors from the a-th on, all of which
-    `begins` is for. `following` is the number of the block that is needed next.
+    `rows` are of. `following` is the number of the block that is needed next.
     """
 
 
 @overload(write_products)
 @no_type_check
 def _write_products(
-    tiles, blocks, number, vectors, begins, a, size, count, sums, room, following
+    tiles, blocks, number, vectors, rows, a, size, count, sums, room, following
 ):  # fmt: skip  # pragma: no cover
-    def plain(tiles, blocks, number, vectors, begins, a, size, count, sums, room, following):
+    def plain(tiles, blocks, number, vectors, rows, a, size, count, sums, room, following):
         of_block, given = 2 * OUTPUTS * size, vectors + 2 * a * size
         block, then = blocks.values + of_block * number, blocks.values + of_block * following
         add_products(
             tiles, 1, block, given, 2 * size, size // 2, sums.ctypes.data, count, then
         )  # fmt: skip
 
-    def quantised(tiles, blocks, number, vectors, begins, a, size, count, sums, room, following):
-        of_block, given = blocks.bits * OUTPUTS // 8 * size, vectors + 2 * a * size
+    def quantised(tiles, blocks, number, vectors, rows, a, size, count, sums, room, following):
+        of_block = blocks.bits * OUTPUTS // 8 * size
         block, then = blocks.values + of_block * number, blocks.values + of_block * following
         groups = size // blocks.group
-        scales, begin = blocks.scales + 2 * OUTPUTS * groups * number, begins[a * groups :]
+        scales = blocks.scales + 2 * OUTPUTS * groups * number
+        given = rows.ctypes.data + row_bytes(size, groups) * a
         sums[:count] = 0
         add_quantised(
-            tiles, blocks.bits, block, scales, room.ctypes.data, given, begin.ctypes.data,
-            sums.ctypes.data, count, size, groups, then
+            tiles, blocks.bits, block, scales, room.ctypes.data, given, sums.ctypes.data, count,
+            size, groups, then
         )  # fmt: skip
 
     return plain if blocks.instance_class is Blocks else quantised
@@ -124,10 +144,10 @@ def _write_products(
 @inner
 @no_type_check
 def multiply_block(
-    tiles, blocks, number, vectors, begins, a, size, count, sums, room, following
+    tiles, blocks, number, vectors, rows, a, size, count, sums, room, following
 ):  # fmt: skip  # pragma: no cover
     """Writes products of a block, and its biases."""
-    write_products(tiles, blocks, number, vectors, begins, a, size, count, sums, room, following)
+    write_products(tiles, blocks, number, vectors, rows, a, size, count, sums, room, following)
     if blocks.bias != 0:
         added = singles(blocks.bias + 4 * OUTPUTS * number, OUTPUTS)
         for t in range(count):

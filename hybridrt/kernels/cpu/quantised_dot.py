@@ -1,45 +1,32 @@
 """Products of weights of 8 or 4 bits with some vectors, written out for LLVM.
 
-A weight of so few bits is a bfloat16 without rounding, so that a register of them is multiplied by
-pairs, as `packed_dot` does it with those of bfloat16. They lie as `QuantisedWeight` has them.
-Each sum goes on from input to input, however many vectors there are. Where the processor has AMX
-products are added in its order (see `one_vector`), so that more vectors can be left to it.
+Weights are widened to pairs of 16 bits, multiplied with pairs of inputs that are whole numbers too
+(`whole_inputs`), and added to sums of 32 bits, in one or two instructions. Weights lie as
+`QuantisedWeight` has them. Only a group's sum is a float, which is multiplied by its scales and
+added to what the groups before it gave.
 """
 
 from collections.abc import Callable, Iterator
 from typing import Any, no_type_check
 
-import numpy as np
 from llvmlite import ir
 from numba.core import types
 from numba.core.cgutils import alloca_once_value, for_range
 from numba.extending import intrinsic
 
 from hybridrt.kernels.blocked_matrices import BLOCK
-from hybridrt.kernels.cpu.one_vector import STEP
-from hybridrt.kernels.cpu.packed_dot import LINE, REGISTERS
-from hybridrt.kernels.cpu.packed_dot import MOST_VECTORS as MOST_IN_ORDER
-from hybridrt.kernels.cpu.pairs import BY_PAIRS, add_product, as_singles
+from hybridrt.kernels.cpu.packed_dot import LINE, MOST_VECTORS, REGISTERS
 from hybridrt.kernels.cpu.tile_registers import HAS_TILES
 from hybridrt.kernels.cpu.vectors import (
+    HAS_REGISTERS,
     INT32,
     LANES,
-    MULTIPLIES_PAIRS,
     all_lanes,
     begin_to_read,
     call,
     in_each_lane,
 )
-
-MOST_VECTORS = 2 if HAS_TILES else MOST_IN_ORDER
-"""At once; with even and odd inputs apart twice as many registers are needed."""
-
-MOST_BY_PAIRS = MOST_IN_ORDER if BY_PAIRS else 3 if MULTIPLIES_PAIRS else 0
-"""Vectors that are multiplied by pairs: for a few it takes less time to make pairs of bits than
-singles, even where products of pairs take longer. The sums are the same."""
-
-TOO_MUCH = 128 + 8
-"""What a weight of 4 bits is more than it should be: it is stored plus 8, and widened plus 128."""
+from hybridrt.kernels.cpu.whole_inputs import TOO_MUCH
 
 AHEAD = 2048 if HAS_TILES else 8192
 """Bytes by which reading weights from memory is ahead of multiplying them, as measured on both."""
@@ -49,53 +36,51 @@ WIDEN_AHEAD = 8192
 
 SCALES_AHEAD = 1024
 
-_ABOVE, _NIBBLES = 0x4300_4300, 0x000F_000F  # the bfloat16 128 + n ends with the bits of n
+_NIBBLES = 0x000F_000F
 _HALF, _LONG = ir.IntType(16), ir.IntType(64)
-_FLOATS, _PAIRS = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(INT32, LANES)
+_FLOATS, _INTS = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(INT32, LANES)
+_HALVES, _BYTES = ir.VectorType(_HALF, 2 * LANES), ir.VectorType(ir.IntType(8), 4 * LANES)
 
 
 @no_type_check
-def make_group_dot(
-    bits: int, most_by_pairs: int = MOST_BY_PAIRS, apart: bool = HAS_TILES
-) -> Callable[..., Any]:
-    """A function `(ahead, count, values, scales, groups, group, x, x_bytes, begins, begin_bytes,
-    sums)`.
+def make_group_dot(bits: int) -> Callable[..., Any]:
+    """A function `(ahead, count, values, scales, groups, group, numbers, of_groups, bytes, sums)`.
 
     All are addresses or numbers: of the values and scales of a block, of its groups and of inputs
-    in one, of the first of 1 to `MOST_VECTORS` vectors, and of `float32[count, BLOCK]`, to which
-    it adds; `begins`, a float32 for each group of each vector, is what its sums begin with. It
-    begins to read what lies `ahead` bytes behind the values that it multiplies. With 16 bits
-    values have been widened. Up to `most_by_pairs` vectors are multiplied by pairs.
+    in one, of the numbers of the first of 1 to `MOST_VECTORS` vectors and what it has of these
+    groups, of bytes from a vector to the next, and of `float32[count, BLOCK]`, to which it adds. It
+    begins to read what lies `ahead` bytes behind the values that it multiplies. With 16 bits values
+    have been widened.
     """
 
     @intrinsic
-    def dot(
-        context, ahead, count, values, scales, groups, group, x, x_bytes, begins, begin_bytes, sums
-    ):
+    def dot(context, ahead, count, values, scales, groups, group, numbers, of_groups, step, sums):
         def code(context, builder, signature, args):
             ahead, count, *of_weight, group = args[:6]
             for number in range(1, MOST_VECTORS + 1):
                 with builder.if_then(builder.icmp_signed("==", count, _LONG(number))):
-                    own = _Group(builder, bits, group, ahead, number <= most_by_pairs, apart)
+                    own = _Group(builder, bits, group, ahead)
                     own.multiply(number, *of_weight, *args[6:])
             return context.get_dummy_value()
 
-        return types.none(*[types.int64] * 11), code
+        return types.none(*[types.int64] * 10), code
 
     return dot
 
 
 @no_type_check
-def make_group_widen(bits: int) -> Callable[..., Any]:
+def make_group_widen(bits: int, for_tiles: bool) -> Callable[..., Any]:
     """A function `(values, inputs, block)` for compiled code.
 
-    It writes whole groups of so many `inputs` as `bfloat16[inputs / 2, BLOCK, 2]`.
+    It writes whole groups of so many `inputs` as `int16[inputs / 2, BLOCK, 2]`; or `for_tiles` as
+    `int8[inputs / 4, BLOCK, 4]`, without what weights of 4 bits are too much.
     """
 
     @intrinsic
     def widen(typing_context, values, inputs, block):
         def code(context, builder, signature, args):
-            _Group(builder, bits, args[1], _LONG(WIDEN_AHEAD)).widen(args[0], args[2])
+            group = _Group(builder, bits, args[1], _LONG(WIDEN_AHEAD))
+            (group.widen_to_bytes if for_tiles else group.widen)(args[0], args[2])
             return context.get_dummy_value()
 
         return types.none(*[types.int64] * 3), code
@@ -107,129 +92,141 @@ def make_group_widen(bits: int) -> Callable[..., Any]:
 class _Group:
     """Writes the instructions for a group of a block's inputs."""
 
-    def __init__(self, builder, bits, group, ahead, by_pairs=False, apart=False):
-        self.builder, self.bits, self.group, self.by_pairs = builder, bits, group, by_pairs
-        self.ahead, self.apart = ahead, apart
+    def __init__(self, builder, bits, group, ahead):
+        self.builder, self.bits, self.group, self.ahead = builder, bits, group, ahead
         self.pairs = 4 if bits == 4 else 1  # at a time, of what is loaded at once
 
-    def multiply(self, count, values, scales, groups, x, x_bytes, begins, begin_bytes, sums):
+    def multiply(self, count, values, scales, groups, numbers, of_groups, step, sums):
         b, places = self.builder, [(t, r) for t in range(count) for r in range(REGISTERS)]
-        found = {place: self._variable() for place in places}
-        halves = {place: (self._variable(), self._variable()) for place in places * self.apart}
-        given = [b.add(x, b.mul(x_bytes, _LONG(t))) for t in range(count)]
-        starts = [b.add(begins, b.mul(begin_bytes, _LONG(t))) for t in range(count)]
-        run = _LONG(2 * STEP) if self.apart else self.group
+        found = {place: alloca_once_value(b, all_lanes(0, _INTS)) for place in places}
+        given = [b.add(numbers, b.mul(step, _LONG(t))) for t in range(count)]
+        starts = [b.add(of_groups, b.mul(step, _LONG(t))) for t in range(count)]
         with for_range(b, groups) as loop:
             for line in range(0, 2 * BLOCK, LINE):
                 at = b.add(self._times(loop.index, 2 * BLOCK), _LONG(SCALES_AHEAD + line))
                 begin_to_read(b, b.add(scales, at))
+            of_group = self._times(loop.index, 8)
             for t, r in places:
-                start = self._load(starts[t], self._times(loop.index, 4), ir.FloatType(), 4)
+                start = self._load(starts[t], b.add(of_group, _LONG(4)), INT32, 4)
                 b.store(in_each_lane(b, start), found[t, r])
-            with for_range(b, b.udiv(self.group, run)) as part:
-                before = b.add(b.mul(loop.index, self.group), b.mul(part.index, run))
-                own = b.add(values, self._times(before, BLOCK // 8 * self.bits))
-                for even, odd in halves.values():
-                    b.store(all_lanes(0.0), even)
-                    b.store(all_lanes(0.0), odd)
-                with for_range(b, b.udiv(run, _LONG(2 * self.pairs))) as step:
-                    at = b.add(self._times(before, 2), self._times(step.index, 4 * self.pairs))
-                    vectors = [b.add(vector, at) for vector in given]
-                    self._step(own, step.index, vectors, halves or found)
-                for place, (even, odd) in halves.items():
-                    both = b.fadd(b.load(even), b.load(odd))
-                    b.store(b.fadd(b.load(found[place]), both), found[place])
+            before = b.mul(loop.index, self.group)
+            own = b.add(values, self._times(before, BLOCK // 8 * self.bits))
+            with for_range(b, b.udiv(self.group, _LONG(2 * self.pairs))) as turn:
+                at = b.add(self._times(before, 2), self._times(turn.index, 4 * self.pairs))
+                self._step(own, turn.index, [b.add(vector, at) for vector in given], found)
             for t, r in places:
+                power = self._load(starts[t], of_group, ir.FloatType(), 4)
                 at = b.add(self._times(loop.index, 2 * BLOCK), _LONG(2 * LANES * r))
-                scale = b.zext(self._load(scales, at, ir.VectorType(_HALF, LANES), 2), _PAIRS)
-                scale = b.bitcast(b.shl(scale, all_lanes(16, _PAIRS)), _FLOATS)
+                scale = b.zext(self._load(scales, at, ir.VectorType(_HALF, LANES), 2), _INTS)
+                scale = b.bitcast(b.shl(scale, all_lanes(16, _INTS)), _FLOATS)
+                scale = b.fmul(scale, in_each_lane(b, power))
                 to = b.add(sums, _LONG(4 * (t * BLOCK + r * LANES)))
-                args = [b.load(found[t, r]), scale, self._load(to, _LONG(0), _FLOATS, 4)]
+                whole = b.sitofp(b.load(found[t, r]), _FLOATS)
+                args = [whole, scale, self._load(to, _LONG(0), _FLOATS, 4)]
                 total = call(b, f"llvm.fma.v{LANES}f32", _FLOATS, args)
                 b.store(total, b.inttoptr(to, _FLOATS.as_pointer()), align=4)
 
     def widen(self, values, block):
         b = self.builder
-        with for_range(b, b.udiv(self.group, _LONG(2 * self.pairs))) as step:
-            for k, r, words in self._words(values, step.index):
-                pair = b.add(self._times(step.index, self.pairs), _LONG(k))
-                to = b.add(block, b.add(self._times(pair, 4 * BLOCK), _LONG(4 * LANES * r)))
-                b.store(self._as_pairs(words), b.inttoptr(to, _PAIRS.as_pointer()), align=4)
+        with for_range(b, b.udiv(self.group, _LONG(2 * self.pairs))) as turn:
+            for k, r, pairs in self._words(values, turn.index):
+                row = b.add(self._times(turn.index, self.pairs), _LONG(k))
+                self._store(pairs, block, row, r)
 
-    def _step(self, values, step, vectors, sums):
-        """Adds products of what is loaded at once; with halves, of even and odd inputs apart."""
+    def widen_to_bytes(self, values, block):
+        b, quads = self.builder, max(1, self.pairs // 2)  # that are made at once
+        with for_range(b, b.udiv(self.group, _LONG(4 * quads))) as turn:
+            for k, r, words in self._quads(values, turn.index):
+                self._store(words, block, b.add(self._times(turn.index, quads), _LONG(k)), r)
+
+    def _quads(self, values, turn) -> Iterator[tuple[int, int, Any]]:
+        """Which of a turn's four inputs, which outputs, and their weights as bytes."""
         b = self.builder
-        for k, r, words in self._words(values, step):
+        if self.bits == 8:
+            rows = [b.add(self._times(turn, 2), _LONG(half)) for half in range(2)]
+            made = [self._words(values, row, widened=False) for row in rows]
+            for (_, r, first), (_, _, second) in zip(*made, strict=True):
+                yield 0, r, b.or_(first, b.shl(second, all_lanes(16, _INTS)))
+        else:
+            pairs = {(k, r): words for k, r, words in self._words(values, turn)}
+            for (k, r), first in pairs.items():
+                if k % 2 == 0:
+                    yield k // 2, r, self._in_bytes(first, pairs[k + 1, r])
+
+    def _in_bytes(self, first, second):
+        """Four numbers below 16 of two pairs of 16 bits, less what they are too much."""
+        b = self.builder
+        low = b.or_(first, b.lshr(first, all_lanes(8, _INTS)))
+        high = b.or_(b.shl(second, all_lanes(16, _INTS)), b.shl(second, all_lanes(8, _INTS)))
+        low = b.and_(low, all_lanes(0xFFFF, _INTS))
+        both = b.or_(low, b.and_(high, all_lanes(-0x10000, _INTS)))
+        much = ir.Constant(_BYTES, [TOO_MUCH] * 4 * LANES)
+        return b.bitcast(b.sub(b.bitcast(both, _BYTES), much), _INTS)
+
+    def _step(self, values, turn, vectors, sums):
+        """Adds products of what is loaded at once."""
+        b = self.builder
+        for k, r, words in self._words(values, turn):
             for t, vector in enumerate(vectors):
                 pair = in_each_lane(b, self._load(vector, _LONG(4 * k), INT32, 2))
-                if self.by_pairs and not self.apart:
-                    total = add_product(b, b.load(sums[t, r]), self._as_pairs(words), pair, True)
-                    b.store(total, sums[t, r])
-                    continue
-                into = sums[t, r] if self.apart else 2 * [sums[t, r]]
-                parts = zip(self._as_singles(words), as_singles(b, pair), into, strict=True)
-                for weights, inputs, total in reversed([*parts]):  # as pairs are added
-                    args = [weights, inputs, b.load(total)]
-                    b.store(call(b, f"llvm.fma.v{LANES}f32", _FLOATS, args), total)
+                products = _products(b, words, pair)
+                b.store(b.add(b.load(sums[t, r]), products), sums[t, r])
 
-    def _words(self, values, step) -> Iterator[tuple[int, int, Any]]:
-        """Which of a step's pairs, which outputs, and in the lower bits such a pair of each."""
+    def _words(self, values, turn, widened=True) -> Iterator[tuple[int, int, Any]]:
+        """Which of a turn's pairs, which outputs, and such a pair of each, of 16 bits a number.
+
+        Those of 8 bits stand side by side in the lower half if they aren't `widened`.
+        """
         b = self.builder
         if self.bits != 16:  # those come from memory
             size = 2 * self.pairs * BLOCK * self.bits // 8
             for line in range(0, size, LINE):
-                place = b.add(b.add(values, self.ahead), self._times(step, size))
+                place = b.add(b.add(values, self.ahead), self._times(turn, size))
                 begin_to_read(b, b.add(place, _LONG(line)))
-        word_bits = 16 if self.bits == 8 else 32
-        of_step, kind = BLOCK * word_bits // 8, ir.VectorType(ir.IntType(word_bits), LANES)
-        places = [self._times(step, of_step) for _ in range(REGISTERS)]
-        places = [b.add(at, _LONG(of_step // REGISTERS * r)) for r, at in enumerate(places)]
-        loaded = [self._load(values, at, kind, 1) for at in places]
+        of_turn = BLOCK * (2 if self.bits == 8 else 4)
+        places = [
+            b.add(self._times(turn, of_turn), _LONG(of_turn // REGISTERS * r))
+            for r in range(REGISTERS)
+        ]
+        if self.bits == 8 and widened:
+            raw = ir.VectorType(ir.IntType(8), 2 * LANES)
+            loaded = [self._load(values, at, raw, 1) for at in places]
+            loaded = [b.bitcast(b.sext(words, _HALVES), _INTS) for words in loaded]
+        elif self.bits == 8:
+            raw = ir.VectorType(_HALF, LANES)
+            loaded = [b.zext(self._load(values, at, raw, 1), _INTS) for at in places]
+        else:
+            loaded = [self._load(values, at, _INTS, 1) for at in places]
         for k in range(self.pairs):
             for r, words in enumerate(loaded):
-                words = b.zext(words, _PAIRS) if self.bits == 8 else words
-                yield k, r, b.lshr(words, all_lanes(4 * k, _PAIRS)) if k else words
-
-    def _as_pairs(self, words):
-        """Pairs of bfloat16."""
-        b = self.builder
-        if self.bits == 16:
-            return words
-        if self.bits == 4:
-            low = b.and_(words, all_lanes(_NIBBLES, _PAIRS))
-            return b.or_(low, all_lanes(_ABOVE, _PAIRS))
-        even, odd = (b.bitcast(half, _PAIRS) for half in self._as_singles(words))
-        return b.or_(b.lshr(even, all_lanes(16, _PAIRS)), odd)
-
-    def _as_singles(self, words):
-        """The first of each pair and the second, as float32.
-
-        n in the lower bits of a float32 2^23 makes it 2^23 + n, and so on for smaller powers.
-        """
-        b = self.builder
-        if self.bits == 16:
-            return as_singles(b, words)
-        if self.bits == 4:
-            even = self._in_float(words, 0xF, 2**23, 0)
-            odd = self._in_float(words, 0xF << 16, 2**7, 0)
-            return b.fsub(even, all_lanes(2.0**23 - 128)), odd
-        # Eight bits of n are those of n + 128, the highest one turned.
-        even = self._in_float(words, 0xFF, 2**23, 0x80)
-        odd = self._in_float(words, 0xFF << 8, 2**15, 0x80 << 8)
-        return b.fsub(even, all_lanes(2.0**23 + 128)), b.fsub(odd, all_lanes(2.0**15 + 128))
-
-    def _in_float(self, words, mask, power, turned):
-        b = self.builder
-        bits = int(np.float32(power).view(np.int32)) | turned
-        kept = b.and_(words, all_lanes(mask, _PAIRS))
-        return b.bitcast(b.xor(kept, all_lanes(bits, _PAIRS)), _FLOATS)
-
-    def _variable(self):
-        return alloca_once_value(self.builder, all_lanes(0.0))
+                if self.bits == 4:
+                    words = b.lshr(words, all_lanes(4 * k, _INTS)) if k else words
+                    words = b.and_(words, all_lanes(_NIBBLES, _INTS))
+                yield k, r, words
 
     def _load(self, base, offset, kind, align):
         address = self.builder.add(base, offset)
         return self.builder.load(self.builder.inttoptr(address, kind.as_pointer()), align=align)
 
+    def _store(self, words, block, row, r):
+        b = self.builder
+        to = b.add(block, b.add(self._times(row, 4 * BLOCK), _LONG(4 * LANES * r)))
+        b.store(words, b.inttoptr(to, _INTS.as_pointer()), align=4)
+
     def _times(self, number, factor):
         return self.builder.mul(number, _LONG(factor))
+
+
+@no_type_check
+def _products(b, one, other):
+    """Both products of each pair, added."""
+    one, other = (b.bitcast(words, _HALVES) for words in (one, other))
+    if HAS_REGISTERS:
+        return call(b, "llvm.x86.avx512.pmaddw.d.512", _INTS, [one, other])
+    wide = ir.VectorType(INT32, 2 * LANES)
+    products = b.mul(b.sext(one, wide), b.sext(other, wide))
+    halves = [[2 * lane + half for lane in range(LANES)] for half in range(2)]
+    first, second = (
+        b.shuffle_vector(products, products, ir.Constant(_INTS, half)) for half in halves
+    )
+    return b.add(first, second)

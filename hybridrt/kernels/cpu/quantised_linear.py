@@ -1,7 +1,8 @@
 """quantised_linear in numba: groups of weights are widened as they are read, and multiplied.
 
-A group's sums are multiplied by its scales in float32. For a few tokens weights are widened in
-registers; for more once for all of them, in the nearest cache.
+Inputs are made whole numbers first (`whole_inputs`). A group's sums are multiplied by its scales in
+float32. For a few tokens weights are widened in registers; for more once for all of them, in the
+nearest cache, from where AMX takes them if there is AMX.
 """
 
 from typing import no_type_check
@@ -13,28 +14,32 @@ from jaxtyping import BFloat16, UInt8
 from torch import Tensor
 
 from hybridrt.kernels.blocked_matrices import BLOCK
-from hybridrt.kernels.cpu.bfloat16 import halves, narrow, singles, widen
+from hybridrt.kernels.cpu.bfloat16 import halves, narrow, singles
+from hybridrt.kernels.cpu.jit import (
+    FEW as FEW_NUMBERS,
+)
 from hybridrt.kernels.cpu.jit import (
     apart,
     calls,
     inner_exact,
-    inner_fast,
     inner_sums,
     kernel,
     parallel_kernel,
 )
-from hybridrt.kernels.cpu.packed_linear import add_products
-from hybridrt.kernels.cpu.pairs import BY_PAIRS
-from hybridrt.kernels.cpu.quantised_dot import (
-    AHEAD,
-    MOST_VECTORS,
-    TOO_MUCH,
-    make_group_dot,
-    make_group_widen,
+from hybridrt.kernels.cpu.packed_dot import MOST_VECTORS
+from hybridrt.kernels.cpu.quantised_dot import AHEAD, make_group_dot, make_group_widen
+from hybridrt.kernels.cpu.tile_registers import (
+    ROWS,
+    dot_signed,
+    dot_unsigned,
+    hold,
+    multiplies_tiles,
+    release_tiles,
+    take_tiles,
 )
-from hybridrt.kernels.cpu.tile_registers import multiplies_tiles, release_tiles, take_tiles
-from hybridrt.kernels.cpu.vector_math import fma, splat
+from hybridrt.kernels.cpu.vector_math import fma, mul, splat
 from hybridrt.kernels.cpu.vectors import LANES, aligned, load, pointer, store
+from hybridrt.kernels.cpu.whole_inputs import make_whole, of_groups, row_bytes
 
 FEW = 2 * MOST_VECTORS  # tokens for which weights are widened again with every turn of them
 FEWEST_BY_TILES = MOST_VECTORS + 1
@@ -43,7 +48,8 @@ TOGETHER = 128  # inputs that are widened at once
 WIDENED = TOGETHER // 2 * BLOCK  # pairs that they are, of all outputs: 16 KiB
 
 _dot_8, _dot_4, _dot_wide = make_group_dot(8), make_group_dot(4), make_group_dot(16)
-_widen_8, _widen_4 = make_group_widen(8), make_group_widen(4)
+_widen_8, _widen_4 = make_group_widen(8, False), make_group_widen(4, False)
+_to_bytes_8, _to_bytes_4 = make_group_widen(8, True), make_group_widen(4, True)
 
 
 def quantised_linear(
@@ -56,133 +62,152 @@ def quantised_linear(
     """See `hybridrt.kernels.quantised_linear`, of which this is a part: without the bias."""
     (tokens, inputs), groups = x.shape, scales.shape[1]
     x, out = x.contiguous(), torch.empty(tokens, outputs, dtype=x.dtype)
-    begins = torch.empty(tokens, groups, dtype=torch.float32)
-    _begin(x.data_ptr(), begins.data_ptr(), tokens * groups, inputs // groups, bits)
-    of_weight = values.data_ptr(), scales.data_ptr()
-    places = x.data_ptr(), *of_weight, begins.data_ptr(), out.data_ptr()
-    if tokens:
-        _multiply(multiplies_tiles(), *places, tokens, outputs, inputs, groups, bits)
+    if not tokens:
+        return out
+    tiles = multiplies_tiles() and tokens >= FEWEST_BY_TILES
+    rows = torch.empty(tokens, row_bytes(inputs, groups), dtype=torch.uint8)
+    of_inputs = x.data_ptr(), rows.data_ptr(), tokens, inputs, inputs // groups, bits, tiles
+    (_make_all_whole if tokens * inputs > FEW_NUMBERS else _make_some_whole)(*of_inputs)
+    places = rows.data_ptr(), values.data_ptr(), scales.data_ptr(), out.data_ptr()
+    _multiply(tiles, *places, tokens, outputs, inputs, groups, bits)
     return out
-
-
-@inner_fast
-@no_type_check
-def sum_groups(x, begins, count, group, bits):  # pragma: no cover  (compiled, as all below)
-    """What the sums of so many groups begin with, so that what weights are too much goes away."""
-    found = singles(begins, count)
-    for g in range(count):
-        found[g] = 0
-    for g in range(count if bits == 4 else 0):
-        given, total = halves(x + 2 * g * group, group), np.float32(0)
-        for i in range(group):
-            total += widen(given[i])
-        found[g] = -np.float32(TOO_MUCH) * total
 
 
 @kernel
 @no_type_check
-def _begin(x, begins, count, group, bits):  # pragma: no cover
-    sum_groups(x, begins, count, group, bits)
+def _make_some_whole(x, rows, tokens, inputs, group, bits, for_tiles):
+    # pragma: no cover  (compiled, as all below)
+    for t in range(tokens):
+        row = rows + t * row_bytes(inputs, inputs // group)
+        make_whole(x + 2 * t * inputs, row, inputs, group, bits, for_tiles)
+
+
+@parallel_kernel
+@no_type_check
+def _make_all_whole(x, rows, tokens, inputs, group, bits, for_tiles):  # pragma: no cover
+    for t in numba.prange(tokens):
+        row = rows + np.int64(t) * row_bytes(inputs, inputs // group)
+        make_whole(x + 2 * np.int64(t) * inputs, row, inputs, group, bits, for_tiles)
 
 
 @inner_exact
 @no_type_check
-def _in_turns(ahead, bits, values, scales, some, x, begins, totals, tokens, inputs, groups):
+def _in_turns(ahead, bits, values, scales, some, g, rows, totals, tokens, inputs, groups):
     # pragma: no cover
-    """Adds products of some of all `groups`, a few tokens at a time."""
+    """Adds products of some of all `groups` from the g-th on, a few tokens at a time."""
     group, turns, first = inputs // groups, (tokens + MOST_VECTORS - 1) // MOST_VECTORS, 0
+    step = row_bytes(inputs, groups)
     for turn in range(turns):
         end = tokens * (turn + 1) // turns
-        given, into, count = x + 2 * inputs * first, totals + 4 * BLOCK * first, end - first
-        start, steps, step = begins + 4 * groups * first, 2 * inputs, 4 * groups
+        own, into, count = rows + step * first, totals + 4 * BLOCK * first, end - first
+        given, powers = own + 2 * g * group, own + of_groups(inputs) + 8 * g
         if bits == 8:
-            _dot_8(ahead, count, values, scales, some, group, given, steps, start, step, into)
+            _dot_8(ahead, count, values, scales, some, group, given, powers, step, into)
         elif bits == 4:
-            _dot_4(ahead, count, values, scales, some, group, given, steps, start, step, into)
+            _dot_4(ahead, count, values, scales, some, group, given, powers, step, into)
         else:
-            _dot_wide(0, count, values, scales, some, group, given, steps, start, step, into)
+            _dot_wide(0, count, values, scales, some, group, given, powers, step, into)
         first = end
+
+
+@inner_exact
+@no_type_check
+def _multiply_bytes(tiles, block, group, rows, step, inputs, first, tokens, upper, lower):
+    # pragma: no cover
+    """Writes the sums of a group, of the inputs' upper bytes and of the lower ones."""
+    quads, row = group // 4, 4 * BLOCK
+    for begin in range(0, tokens, ROWS):
+        some = min(ROWS, tokens - begin)
+        hold(tiles, some, min(ROWS, quads))
+        own = rows + step * begin + 2 * inputs + first
+        steps, to = max(1, quads // ROWS), 4 * BLOCK * begin
+        dot_signed(True, block, row, row // 2, own, step, steps, upper + to, 0, 0, 0)
+        own += inputs
+        dot_unsigned(True, block, row, row // 2, own, step, steps, lower + to, 0, 0, 0)
 
 
 @inner_sums
 @no_type_check
-def _add_scaled(
-    tiles, block, group, groups, scales, x, begins, totals, tokens, inputs, all_groups,
-    room
+def _add_by_tiles(
+    tiles, block, group, groups, scales, g, rows, totals, tokens, inputs, all_groups, room
 ):  # fmt: skip  # pragma: no cover
-    """Adds products of widened groups, each by itself; `room` is for the sums of one of them."""
-    of_begins, of_scales = singles(begins, tokens * all_groups), halves(scales, BLOCK * groups)
-    of_totals, found = pointer(singles(totals, tokens * BLOCK)), pointer(room)
-    for g in range(groups):
-        for t in range(tokens):
-            begin = splat(of_begins[t * all_groups + g])
-            for r in range(0, BLOCK, LANES):
-                store(begin, found, t * BLOCK + r)
-        part = block + 2 * BLOCK * group * g
-        given = x + 2 * group * g
-        add_products(
-            tiles, 0, part, given, 2 * inputs, group // 2, room.ctypes.data, tokens,
-            0 if tiles != 0 else part + 2 * BLOCK * group
+    """Adds products of groups that were made bytes, each by itself; `room` is for the sums of one.
+
+    They are groups of all from the g-th on.
+    """
+    step, of_scales = row_bytes(inputs, all_groups), halves(scales, BLOCK * groups)
+    of_totals, half = pointer(singles(totals, tokens * BLOCK)), tokens * BLOCK
+    sums, places = room.view(np.int32), room.ctypes.data
+    for i in range(groups):
+        _multiply_bytes(
+            tiles, block + BLOCK * group * i, group, rows, step, inputs, (g + i) * group, tokens,
+            places, places + 4 * half
         )  # fmt: skip
-        own = pointer(of_scales[g * BLOCK :])
+        for n in range(half):
+            room[n] = np.float32(256 * sums[n] + sums[half + n])
+        own, whole = pointer(of_scales[i * BLOCK :]), pointer(room)
         a, b = load(own, 0), load(own, LANES)
         c, d = load(own, 2 * LANES), load(own, 3 * LANES)
-        for at in range(0, tokens * BLOCK, BLOCK):
-            store(fma(load(found, at), a, load(of_totals, at)), of_totals, at)
+        for t in range(tokens):
+            power = singles(rows + step * t + of_groups(inputs) + 8 * (g + i), 1)[0]
+            by, at = splat(power), t * BLOCK
+            store(fma(load(whole, at), mul(a, by), load(of_totals, at)), of_totals, at)
             at += LANES
-            store(fma(load(found, at), b, load(of_totals, at)), of_totals, at)
+            store(fma(load(whole, at), mul(b, by), load(of_totals, at)), of_totals, at)
             at += LANES
-            store(fma(load(found, at), c, load(of_totals, at)), of_totals, at)
+            store(fma(load(whole, at), mul(c, by), load(of_totals, at)), of_totals, at)
             at += LANES
-            store(fma(load(found, at), d, load(of_totals, at)), of_totals, at)
+            store(fma(load(whole, at), mul(d, by), load(of_totals, at)), of_totals, at)
 
 
 @apart
-@calls(add_products)
 @no_type_check
 def add_quantised(
-    tiles, bits, values, scales, block, x, begins, totals, tokens, inputs, groups, following
+    tiles, bits, values, scales, block, rows, totals, tokens, inputs, groups, following
 ):  # fmt: skip  # pragma: no cover
     """Adds products of a block with some tokens to `totals: float32[tokens, BLOCK]`.
 
-    By `tiles` that `take_tiles` gave, if any. For them and for many tokens groups are widened
-    before, in `block`, which has room for `WIDENED` pairs. `following` is the block that is needed
-    next. All that isn't a number of something is an address.
+    `rows` are what `make_whole` wrote of each token. By `tiles` that `take_tiles` gave, if any: for
+    them and for many tokens groups are widened before, in `block`, which has room for `WIDENED`
+    pairs. `following` is the block that is needed next. All that isn't a number of something is an
+    address.
     """
     group = inputs // groups
     by_tiles, of_group = tiles != 0 and tokens >= FEWEST_BY_TILES, group * BLOCK * bits // 8
     many = by_tiles or tokens > FEW
-    by_group = many and (by_tiles or not BY_PAIRS)
-    room = aligned(tokens * BLOCK if by_group else 0)
+    room = aligned(2 * tokens * BLOCK if by_tiles else 0)
     # The last groups begin to read another block than that behind them.
     others = 0 if following == values + of_group * groups else (AHEAD + of_group - 1) // of_group
     before = max(0, groups - others)
     g = 0
     while g < groups:
         own, some = values + of_group * g, groups - g
-        ahead, own_bits = AHEAD, bits
+        ahead, own_bits, own_scales = AHEAD, bits, scales + 2 * BLOCK * g
         if many:
             some = min(TOGETHER // group, some)
+            if by_tiles:
+                if bits == 8:
+                    _to_bytes_8(own, some * group, block)
+                else:
+                    _to_bytes_4(own, some * group, block)
+                _add_by_tiles(
+                    tiles, block, group, some, own_scales, g, rows, totals, tokens, inputs, groups,
+                    room
+                )  # fmt: skip
+                g += some
+                continue
             if bits == 8:
                 _widen_8(own, some * group, block)
             else:
                 _widen_4(own, some * group, block)
             own, own_bits = block, 16
-            if by_group:
-                _add_scaled(
-                    tiles, own, group, some, scales + 2 * BLOCK * g, x + 2 * g * group,
-                    begins + 4 * g, totals, tokens, inputs, groups, room
-                )  # fmt: skip
-                g += some
-                continue
         elif g < before:
             some = before
         else:
             ahead = following - own
         # One call in one place: the compiler would write its products out for each.
         _in_turns(
-            ahead, own_bits, own, scales + 2 * BLOCK * g, some, x + 2 * g * group, begins + 4 * g,
-            totals, tokens, inputs, groups
+            ahead, own_bits, own, own_scales, some, g, rows, totals, tokens, inputs, groups
         )  # fmt: skip
         g += some
 
@@ -190,23 +215,23 @@ def add_quantised(
 @parallel_kernel
 @calls(add_quantised)
 @no_type_check
-def _multiply(tiles, x, values, scales, begins, out, tokens, outputs, inputs, groups, bits):
+def _multiply(tiles, rows, values, scales, out, tokens, outputs, inputs, groups, bits):
     # pragma: no cover
     for n in numba.prange((outputs + BLOCK - 1) // BLOCK):
         of_block = inputs * BLOCK * bits // 8
         own = values + np.int64(n) * of_block
         scale = scales + np.int64(n) * (2 * BLOCK * groups)
-        registers = take_tiles(tiles and tokens >= FEWEST_BY_TILES)
+        registers = take_tiles(tiles)
         block = aligned(WIDENED if registers != 0 or tokens > FEW else 0).view(np.uint32)
         totals = aligned(min(tokens, TOKENS) * BLOCK)
         lots = (tokens + TOKENS - 1) // TOKENS
         for lot in range(lots):
             first, end = tokens * lot // lots, tokens * (lot + 1) // lots
-            given, begin, into = x + 2 * first * inputs, begins + 4 * first * groups, totals.ctypes
             totals[:] = 0
             add_quantised(
-                registers, bits, own, scale, block.ctypes.data, given, begin, into.data,
-                end - first, inputs, groups, own + of_block
+                registers, bits, own, scale, block.ctypes.data,
+                rows + first * row_bytes(inputs, groups), totals.ctypes.data, end - first, inputs,
+                groups, own + of_block
             )  # fmt: skip
             size = min(BLOCK, outputs - n * BLOCK)
             for t in range(end - first):

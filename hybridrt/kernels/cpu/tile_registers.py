@@ -39,7 +39,7 @@ SUM_BYTES = 4 * OUTPUTS  # of a vector
 _SUMS, _VECTORS, _WEIGHTS = (0, 1, 2, 3), (4, 5), (6, 7)  # which register holds what
 
 _FEATURES = binding.get_host_cpu_features()
-HAS_TILES = bool(_FEATURES.get("amx-tile") and _FEATURES.get("amx-bf16"))
+HAS_TILES = all(_FEATURES.get(f"amx-{part}") for part in ("tile", "bf16", "int8"))
 """Whether the processor has them; `multiplies_tiles` says whether they may be used."""
 
 _BYTE, _INT, _LONG = (ir.IntType(bits) for bits in (8, 32, 64))
@@ -100,12 +100,8 @@ def _release_tiles(typing_context):
     return types.none(), code
 
 
-@intrinsic
 @no_type_check
-def dot(
-    typing_context, anew, weights, row_bytes, half_bytes, vectors, vector_bytes, steps, sums, ahead,
-    rows, lines
-):  # fmt: skip
+def _make_dot(instruction):
     """Multiplies a register of vectors with `OUTPUTS`, and adds to `sums`, or writes them `anew`.
 
     Weights of a pair of inputs are `row_bytes` from those of the next, and those of the second half
@@ -113,17 +109,30 @@ def dot(
     weights that lie `ahead`, or has so many `lines` read later.
     """
 
-    def code(context, builder, signature, args):
-        if HAS_TILES:
-            _write_dot(builder, *args)
-        return context.get_dummy_value()
+    @intrinsic
+    def dot(
+        typing_context, anew, weights, row_bytes, half_bytes, vectors, vector_bytes, steps, sums,
+        ahead, rows, lines
+    ):  # fmt: skip
+        def code(context, builder, signature, args):
+            if HAS_TILES:
+                _write_dot(builder, instruction, *args)
+            return context.get_dummy_value()
 
-    return types.none(types.boolean, *[types.int64] * 10), code
+        return types.none(types.boolean, *[types.int64] * 10), code
+
+    return dot
+
+
+dot = _make_dot("tdpbf16ps")
+dot_signed, dot_unsigned = _make_dot("tdpbssd"), _make_dot("tdpbusd")
+"""Of bytes, four side by side in place of a pair, with signed ones; their sums have 32 bits."""
 
 
 @no_type_check
 def _write_dot(
-    b, anew, weights, row_bytes, half_bytes, vectors, vector_bytes, steps, sums, ahead, rows, lines
+    b, instruction, anew, weights, row_bytes, half_bytes, vectors, vector_bytes, steps, sums, ahead,
+    rows, lines
 ):  # fmt: skip
     def at(base, *offsets):
         for offset in offsets:
@@ -157,7 +166,7 @@ def _write_dot(
             half = b.mul(half_bytes, _LONG(r // 2))
             place = at(weights, own, half, _LONG(4 * ROWS * (r % 2)))
             _do(b, "tileloadd64", weight, place, row_bytes)
-            _do(b, "tdpbf16ps", total, held, weight)
+            _do(b, instruction, total, held, weight)
     for tile, place in totals:
         _do(b, "tilestored64", tile, place, _LONG(SUM_BYTES))
 

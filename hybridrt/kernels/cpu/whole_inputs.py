@@ -1,0 +1,71 @@
+"""Inputs of products with weights of 8 and 4 bits: whole numbers of 16 bits, for numba.
+
+A group of a vector's inputs is a power of two times whole numbers, of which the largest has 15
+bits. bfloat16 has 8, so that inputs down to 1/128 of the largest are as they were, and those below
+are off by 2^-15 of it. Sums of their products with whole weights are exact, in whatever order: a
+vector gives the same bits beside others, on any processor.
+
+A vector is a row of `row_bytes`: its numbers, then the upper and the lower bytes of all of them,
+for AMX; then for each group that power of two, and what its sum begins with.
+"""
+
+from typing import no_type_check
+
+import numpy as np
+from numba.extending import register_jitable
+
+from hybridrt.kernels.cpu.bfloat16 import halves, singles, widen
+from hybridrt.kernels.cpu.jit import inline, inner_fast
+
+TOO_MUCH = 8
+"""What a weight of 4 bits is more than it should be, as it is stored."""
+
+_LINE = 64
+_DIGITS = 14  # of the largest number, behind the first
+_LEAST = 127 - 112  # exponent, as bfloat16 has it, whose power of two still has a reciprocal
+
+
+@register_jitable
+@no_type_check
+def row_bytes(inputs, groups):
+    """Of a vector."""
+    return (4 * inputs + 8 * groups + _LINE - 1) // _LINE * _LINE
+
+
+@inline
+@no_type_check
+def of_groups(inputs):
+    """Bytes in front of what a row has of its groups."""
+    return 4 * inputs
+
+
+@inner_fast
+@no_type_check
+def make_whole(x, row, inputs, group, bits, for_tiles):  # pragma: no cover  (compiled)
+    """Writes a vector's row. All but `inputs`, `group`, `bits` and `for_tiles` are addresses."""
+    groups, given = inputs // group, halves(x, inputs)
+    numbers = halves(row, inputs).view(np.int16)
+    upper = halves(row + 2 * inputs, inputs // 2).view(np.int8)
+    lower = halves(row + 3 * inputs, inputs // 2).view(np.uint8)
+    powers = singles(row + of_groups(inputs), 2 * groups)
+    begins = powers.view(np.int32)
+    for g in range(groups):
+        own, largest = g * group, np.uint16(0)
+        for i in range(group):
+            largest = max(largest, np.uint16(given[own + i] & np.uint16(0x7FFF)))
+        exponent = max(np.int32(largest >> 7), np.int32(_LEAST))
+        begins[2 * g] = (exponent - _DIGITS) << 23
+        begins[2 * g + 1] = (127 + _DIGITS + 127 - exponent) << 23
+        scale, total = powers[2 * g + 1], np.int32(0)
+        for i in range(group):
+            value = widen(given[own + i]) * scale
+            number = np.int32(value + (np.float32(0.5) if value >= 0 else np.float32(-0.5)))
+            numbers[own + i] = number
+            total += number
+        if for_tiles:
+            for i in range(group):
+                upper[own + i] = numbers[own + i] >> 8
+                lower[own + i] = numbers[own + i] & 255
+        begins[2 * g + 1] = -TOO_MUCH * total if bits == 4 else 0
+        if largest >= 0x7F80:  # not a number of which there is a part
+            powers[2 * g] = np.nan
