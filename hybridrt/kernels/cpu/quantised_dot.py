@@ -88,6 +88,24 @@ def make_group_widen(bits: int, for_tiles: bool) -> Callable[..., Any]:
     return widen
 
 
+@intrinsic
+@no_type_check
+def add_bytes(typing_context, count, upper, lower, scales, of_group, step, sums):
+    """Adds what a group gives `count` vectors, whose upper and lower bytes were multiplied.
+
+    All others are addresses or bytes: of `int32[count, BLOCK]` of either, of the group's scales,
+    of what the first vector has of the group and from there to the next, and of
+    `float32[count, BLOCK]`, to which it adds.
+    """
+
+    def code(context, builder, signature, args):
+        own = _Group(builder, 8, _LONG(0), _LONG(0))
+        own.add_bytes(*args)
+        return context.get_dummy_value()
+
+    return types.none(*[types.int64] * 7), code
+
+
 @no_type_check
 class _Group:
     """Writes the instructions for a group of a block's inputs."""
@@ -114,17 +132,37 @@ class _Group:
             with for_range(b, b.udiv(self.group, _LONG(2 * self.pairs))) as turn:
                 at = b.add(self._times(before, 2), self._times(turn.index, 4 * self.pairs))
                 self._step(own, turn.index, [b.add(vector, at) for vector in given], found)
+            of_outputs = self._scales(b.add(scales, self._times(loop.index, 2 * BLOCK)))
             for t, r in places:
                 power = self._load(starts[t], of_group, ir.FloatType(), 4)
-                at = b.add(self._times(loop.index, 2 * BLOCK), _LONG(2 * LANES * r))
-                scale = b.zext(self._load(scales, at, ir.VectorType(_HALF, LANES), 2), _INTS)
-                scale = b.bitcast(b.shl(scale, all_lanes(16, _INTS)), _FLOATS)
-                scale = b.fmul(scale, in_each_lane(b, power))
                 to = b.add(sums, _LONG(4 * (t * BLOCK + r * LANES)))
-                whole = b.sitofp(b.load(found[t, r]), _FLOATS)
-                args = [whole, scale, self._load(to, _LONG(0), _FLOATS, 4)]
-                total = call(b, f"llvm.fma.v{LANES}f32", _FLOATS, args)
-                b.store(total, b.inttoptr(to, _FLOATS.as_pointer()), align=4)
+                self._add(b.load(found[t, r]), of_outputs[r], power, to)
+
+    def add_bytes(self, count, upper, lower, scales, of_group, step, sums):
+        b, of_outputs = self.builder, self._scales(scales)
+        with for_range(b, count) as loop:
+            power = b.add(of_group, b.mul(step, loop.index))
+            power = self._load(power, _LONG(0), ir.FloatType(), 4)
+            for r, scale in enumerate(of_outputs):
+                at = b.add(self._times(loop.index, 4 * BLOCK), _LONG(4 * LANES * r))
+                high, low = (self._load(part, at, _INTS, 4) for part in (upper, lower))
+                whole = b.add(b.shl(high, all_lanes(8, _INTS)), low)
+                self._add(whole, scale, power, b.add(sums, at))
+
+    def _scales(self, address):
+        """Of all outputs, in registers."""
+        b, raw = self.builder, ir.VectorType(_HALF, LANES)
+        halves = [self._load(address, _LONG(2 * LANES * r), raw, 2) for r in range(REGISTERS)]
+        words = [b.shl(b.zext(half, _INTS), all_lanes(16, _INTS)) for half in halves]
+        return [b.bitcast(word, _FLOATS) for word in words]
+
+    def _add(self, whole, scale, power, to):
+        """A whole sum times its scale, to the floats at an address."""
+        b = self.builder
+        scale = b.fmul(scale, in_each_lane(b, power))
+        args = [b.sitofp(whole, _FLOATS), scale, self._load(to, _LONG(0), _FLOATS, 4)]
+        total = call(b, f"llvm.fma.v{LANES}f32", _FLOATS, args)
+        b.store(total, b.inttoptr(to, _FLOATS.as_pointer()), align=4)
 
     def widen(self, values, block):
         b = self.builder

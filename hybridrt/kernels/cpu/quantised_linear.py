@@ -14,7 +14,7 @@ from jaxtyping import BFloat16, UInt8
 from torch import Tensor
 
 from hybridrt.kernels.blocked_matrices import BLOCK
-from hybridrt.kernels.cpu.bfloat16 import halves, narrow, singles
+from hybridrt.kernels.cpu.bfloat16 import halves, narrow
 from hybridrt.kernels.cpu.jit import (
     FEW as FEW_NUMBERS,
 )
@@ -22,12 +22,16 @@ from hybridrt.kernels.cpu.jit import (
     apart,
     calls,
     inner_exact,
-    inner_sums,
     kernel,
     parallel_kernel,
 )
 from hybridrt.kernels.cpu.packed_dot import MOST_VECTORS
-from hybridrt.kernels.cpu.quantised_dot import AHEAD, make_group_dot, make_group_widen
+from hybridrt.kernels.cpu.quantised_dot import (
+    AHEAD,
+    add_bytes,
+    make_group_dot,
+    make_group_widen,
+)
 from hybridrt.kernels.cpu.tile_registers import (
     ROWS,
     dot_signed,
@@ -37,12 +41,11 @@ from hybridrt.kernels.cpu.tile_registers import (
     release_tiles,
     take_tiles,
 )
-from hybridrt.kernels.cpu.vector_math import fma, mul, splat
-from hybridrt.kernels.cpu.vectors import LANES, aligned, load, pointer, store
+from hybridrt.kernels.cpu.vectors import aligned
 from hybridrt.kernels.cpu.whole_inputs import make_whole, of_groups, row_bytes
 
 FEW = 2 * MOST_VECTORS  # tokens for which weights are widened again with every turn of them
-FEWEST_BY_TILES = MOST_VECTORS + 1
+FEWEST_BY_TILES = 10
 TOKENS = 128  # at a time: their sums stay in the second cache
 TOGETHER = 128  # inputs that are widened at once
 WIDENED = TOGETHER // 2 * BLOCK  # pairs that they are, of all outputs: 16 KiB
@@ -112,52 +115,27 @@ def _in_turns(ahead, bits, values, scales, some, g, rows, totals, tokens, inputs
 
 @inner_exact
 @no_type_check
-def _multiply_bytes(tiles, block, group, rows, step, inputs, first, tokens, upper, lower):
-    # pragma: no cover
-    """Writes the sums of a group, of the inputs' upper bytes and of the lower ones."""
-    quads, row = group // 4, 4 * BLOCK
-    for begin in range(0, tokens, ROWS):
-        some = min(ROWS, tokens - begin)
-        hold(tiles, some, min(ROWS, quads))
-        own = rows + step * begin + 2 * inputs + first
-        steps, to = max(1, quads // ROWS), 4 * BLOCK * begin
-        dot_signed(True, block, row, row // 2, own, step, steps, upper + to, 0, 0, 0)
-        own += inputs
-        dot_unsigned(True, block, row, row // 2, own, step, steps, lower + to, 0, 0, 0)
-
-
-@inner_sums
-@no_type_check
 def _add_by_tiles(
     tiles, block, group, groups, scales, g, rows, totals, tokens, inputs, all_groups, room
 ):  # fmt: skip  # pragma: no cover
-    """Adds products of groups that were made bytes, each by itself; `room` is for the sums of one.
+    """Adds products of groups that were made bytes: of all those from the g-th on.
 
-    They are groups of all from the g-th on.
+    `room` is for the sums of a register of tokens, with their upper bytes and with the lower ones.
     """
-    step, of_scales = row_bytes(inputs, all_groups), halves(scales, BLOCK * groups)
-    of_totals, half = pointer(singles(totals, tokens * BLOCK)), tokens * BLOCK
-    sums, places = room.view(np.int32), room.ctypes.data
-    for i in range(groups):
-        _multiply_bytes(
-            tiles, block + BLOCK * group * i, group, rows, step, inputs, (g + i) * group, tokens,
-            places, places + 4 * half
-        )  # fmt: skip
-        for n in range(half):
-            room[n] = np.float32(256 * sums[n] + sums[half + n])
-        own, whole = pointer(of_scales[i * BLOCK :]), pointer(room)
-        a, b = load(own, 0), load(own, LANES)
-        c, d = load(own, 2 * LANES), load(own, 3 * LANES)
-        for t in range(tokens):
-            power = singles(rows + step * t + of_groups(inputs) + 8 * (g + i), 1)[0]
-            by, at = splat(power), t * BLOCK
-            store(fma(load(whole, at), mul(a, by), load(of_totals, at)), of_totals, at)
-            at += LANES
-            store(fma(load(whole, at), mul(b, by), load(of_totals, at)), of_totals, at)
-            at += LANES
-            store(fma(load(whole, at), mul(c, by), load(of_totals, at)), of_totals, at)
-            at += LANES
-            store(fma(load(whole, at), mul(d, by), load(of_totals, at)), of_totals, at)
+    step, quads, row = row_bytes(inputs, all_groups), group // 4, 4 * BLOCK
+    steps, upper, lower = max(1, quads // ROWS), room, room + 4 * ROWS * BLOCK
+    for begin in range(0, tokens, ROWS):
+        some = min(ROWS, tokens - begin)
+        hold(tiles, some, min(ROWS, quads))
+        own = rows + step * begin
+        for i in range(groups):
+            part, given = block + BLOCK * group * i, own + 2 * inputs + (g + i) * group
+            dot_signed(True, part, row, row // 2, given, step, steps, upper, 0, 0, 0)
+            given += inputs
+            dot_unsigned(True, part, row, row // 2, given, step, steps, lower, 0, 0, 0)
+            of_group = own + of_groups(inputs) + 8 * (g + i)
+            of_scales, to = scales + 2 * BLOCK * i, totals + 4 * BLOCK * begin
+            add_bytes(some, upper, lower, of_scales, of_group, step, to)
 
 
 @apart
@@ -175,7 +153,7 @@ def add_quantised(
     group = inputs // groups
     by_tiles, of_group = tiles != 0 and tokens >= FEWEST_BY_TILES, group * BLOCK * bits // 8
     many = by_tiles or tokens > FEW
-    room = aligned(2 * tokens * BLOCK if by_tiles else 0)
+    room = aligned(2 * ROWS * BLOCK if by_tiles else 0)
     # The last groups begin to read another block than that behind them.
     others = 0 if following == values + of_group * groups else (AHEAD + of_group - 1) // of_group
     before = max(0, groups - others)
@@ -192,7 +170,7 @@ def add_quantised(
                     _to_bytes_4(own, some * group, block)
                 _add_by_tiles(
                     tiles, block, group, some, own_scales, g, rows, totals, tokens, inputs, groups,
-                    room
+                    room.ctypes.data
                 )  # fmt: skip
                 g += some
                 continue
