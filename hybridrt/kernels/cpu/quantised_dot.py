@@ -34,7 +34,7 @@ AHEAD = 2048 if HAS_TILES else 8192
 WIDEN_AHEAD = 8192
 """The same where a whole group is widened before it is multiplied."""
 
-SCALES_AHEAD = 1024
+SCALES_AHEAD = 2048
 
 _NIBBLES = 0x000F_000F
 _HALF, _LONG = ir.IntType(16), ir.IntType(64)

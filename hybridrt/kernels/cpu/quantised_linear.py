@@ -45,7 +45,7 @@ from hybridrt.kernels.cpu.vectors import aligned
 from hybridrt.kernels.cpu.whole_inputs import make_whole, of_groups, row_bytes
 
 FEW = 2 * MOST_VECTORS  # tokens for which weights are widened again with every turn of them
-FEWEST_BY_TILES = 10
+FEWEST_BY_TILES = 10  # fewer take less time in two turns, without the sums of two products
 TOKENS = 128  # at a time: their sums stay in the second cache
 TOGETHER = 128  # inputs that are widened at once
 WIDENED = TOGETHER // 2 * BLOCK  # pairs that they are, of all outputs: 16 KiB
