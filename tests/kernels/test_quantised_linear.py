@@ -87,13 +87,18 @@ def test_products(
     assert ((found - exact).abs() <= 2.0**-8 * exact.abs() + 2.0**-8 * scale).all()
 
 
+@pytest.mark.parametrize("by_tiles", [True, False])
 @pytest.mark.parametrize("bits", BITS)
-def test_a_token_is_as_alone_in_any_company(bits: Bits) -> None:
+def test_a_token_is_as_alone_in_any_company(
+    bits: Bits, by_tiles: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not by_tiles:
+        monkeypatch.setattr(quantised, "multiplies_tiles", lambda: False)
     torch.manual_seed(1)
     weight = quantise_weight(torch.randn(70, 256).bfloat16(), bits)
     x = torch.randn(TOKENS + 1, 256).bfloat16()
     alone = torch.cat([quantised_linear(row[None], weight, None) for row in x])
-    for count in (2, 3, 7, FEW, FEW + 1, TOKENS + 1):
+    for count in (2, 3, 7, quantised.FEWEST_BY_TILES, FEW, FEW + 1, TOKENS + 1):
         together = quantised_linear(x[:count], weight, None)
         assert torch.equal(together, alone[:count])
 
