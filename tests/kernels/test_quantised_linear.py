@@ -171,8 +171,10 @@ def test_products_on_every_kind_of_processor(
     of_weight = weight.values.data_ptr(), weight.scales.data_ptr(), groups, group
     of_x = rows.data_ptr(), rows.data_ptr() + 4 * inputs, step
     run(0, tokens, *of_weight, *of_x, sums.data_ptr())
-    exact = 1 + x.double() @ _exact(weight).T
-    assert (sums - exact).abs().max() <= 1e-4 * exact.abs().max()
+    numbers, powers, *_ = _rows(x, group, bits)
+    whole = numbers.double().unflatten(1, (groups, group)) * powers[..., None]
+    exact = 1 + whole.flatten(1) @ _exact(weight).T
+    assert (sums - exact).abs().max() <= 1e-6 * exact.abs().max()
 
 
 def _whole(x: torch.Tensor, group: int, bits: Bits) -> torch.Tensor:

@@ -15,16 +15,8 @@ from torch import Tensor
 
 from hybridrt.kernels.blocked_matrices import BLOCK
 from hybridrt.kernels.cpu.bfloat16 import halves, narrow
-from hybridrt.kernels.cpu.jit import (
-    FEW as FEW_NUMBERS,
-)
-from hybridrt.kernels.cpu.jit import (
-    apart,
-    calls,
-    inner_exact,
-    kernel,
-    parallel_kernel,
-)
+from hybridrt.kernels.cpu.jit import FEW as FEW_NUMBERS
+from hybridrt.kernels.cpu.jit import apart, calls, inner_exact, kernel, parallel_kernel
 from hybridrt.kernels.cpu.packed_dot import MOST_VECTORS
 from hybridrt.kernels.cpu.quantised_dot import (
     AHEAD,

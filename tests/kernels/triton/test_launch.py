@@ -15,11 +15,12 @@ BEFORE_IT_READS_WEIGHTS_ALONE = {
         "one_row._multiply",
         "one_row_pair._multiply_both",
         "one_row_experts._to_inner",
-        "one_row_from_inner._from_inner",
         "mla_project._project",
         "mla_values._join_and_expand",
     ),
 }
+IS_HELD_BACK = {"one_row_from_inner._from_inner"}
+"""By the kernel before it, until what it reads before its wait is there."""
 
 
 def test_every_kernel_waits_for_those_before_it_and_no_other_function_does() -> None:
@@ -38,7 +39,8 @@ def test_every_kernel_waits_for_those_before_it_and_no_other_function_does() -> 
                 continue
             found.add(name)
             first = 1 if ast.get_docstring(function) else 0
-            assert waits[first] or name in BEFORE_IT_READS_WEIGHTS_ALONE, name
+            may_read = BEFORE_IT_READS_WEIGHTS_ALONE | IS_HELD_BACK
+            assert waits[first] or name in may_read, name
     assert len(found) > 30
 
 
