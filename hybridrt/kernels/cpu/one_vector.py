@@ -24,7 +24,11 @@ STEP = 16
 """Pairs of inputs, as a register of AMX has them."""
 
 AHEAD = 1024
-"""Bytes by which reading is ahead; a page ahead is slower by a tenth."""
+"""Bytes by which reading into the nearest cache is ahead; a page ahead is slower by a tenth."""
+
+FURTHER = 2048
+"""Bytes by which reading into the second cache is further ahead: the nearest one can wait for a few
+lines only."""
 
 _REGISTERS = range(OUTPUTS // LANES)
 _LONG = ir.IntType(64)
@@ -36,7 +40,7 @@ _FLOATS, _PAIRS = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(INT32, LAN
 def _dot(context, anew, weights, row_bytes, half_bytes, vector, pairs, sums, ahead):
     """Like `multiply_one`, for at most `STEP` pairs or whole steps of them.
 
-    With every pair it begins to read the next row of those that begin at `ahead`.
+    With every pair it begins to read the next row of those that begin at `ahead`, and further on.
     """
 
     def code(context, builder, signature, args):
@@ -70,6 +74,7 @@ def _write(b, anew, weights, row_bytes, half_bytes, vector, pairs, sums, ahead):
             row, row_ahead = (b.add(base, b.mul(pair, row_bytes)) for base in (weights, ahead))
             for r in _REGISTERS:
                 begin_to_read(b, line(row_ahead, r))
+                begin_to_read(b, b.add(line(row_ahead, r), _LONG(FURTHER)), 2)
             inputs = in_each_lane(b, load(b.add(vector, b.mul(pair, _LONG(4))), INT32, 2))
             for r in _REGISTERS:
                 add_halves(b, (evens[r], odds[r]), load(line(row, r), _PAIRS, 4), inputs)

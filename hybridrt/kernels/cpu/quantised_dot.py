@@ -28,8 +28,13 @@ from hybridrt.kernels.cpu.vectors import (
 )
 from hybridrt.kernels.cpu.whole_inputs import TOO_MUCH
 
-AHEAD = 2048 if HAS_TILES else 8192
-"""Bytes by which reading weights from memory is ahead of multiplying them, as measured on both."""
+AHEAD = 1024 if HAS_TILES else 8192
+"""Bytes by which reading weights into the nearest cache is ahead of multiplying them, as measured
+on both."""
+
+FURTHER = 7168 if HAS_TILES else 0
+"""Bytes by which reading them into the second cache is further ahead, if at all: the nearest one
+can wait for a few lines only, which keeps memory from being read as fast as it can."""
 
 WIDEN_AHEAD = 8192
 """The same where a whole group is widened before it is multiplied."""
@@ -59,7 +64,7 @@ def make_group_dot(bits: int) -> Callable[..., Any]:
             ahead, count, *of_weight, group = args[:6]
             for number in range(1, MOST_VECTORS + 1):
                 with builder.if_then(builder.icmp_signed("==", count, _LONG(number))):
-                    own = _Group(builder, bits, group, ahead)
+                    own = _Group(builder, bits, group, ahead, FURTHER)
                     own.multiply(number, *of_weight, *args[6:])
             return context.get_dummy_value()
 
@@ -79,7 +84,8 @@ def make_group_widen(bits: int, for_tiles: bool) -> Callable[..., Any]:
     @intrinsic
     def widen(typing_context, values, inputs, block):
         def code(context, builder, signature, args):
-            group = _Group(builder, bits, args[1], _LONG(WIDEN_AHEAD))
+            further = FURTHER if bits == 8 else 0  # to widen 4 bits takes longer than to read them
+            group = _Group(builder, bits, args[1], _LONG(WIDEN_AHEAD), further)
             (group.widen_to_bytes if for_tiles else group.widen)(args[0], args[2])
             return context.get_dummy_value()
 
@@ -99,7 +105,7 @@ def add_bytes(typing_context, count, upper, lower, scales, of_group, step, sums)
     """
 
     def code(context, builder, signature, args):
-        own = _Group(builder, 8, _LONG(0), _LONG(0))
+        own = _Group(builder, 8, _LONG(0), _LONG(0), 0)
         own.add_bytes(*args)
         return context.get_dummy_value()
 
@@ -110,8 +116,9 @@ def add_bytes(typing_context, count, upper, lower, scales, of_group, step, sums)
 class _Group:
     """Writes the instructions for a group of a block's inputs."""
 
-    def __init__(self, builder, bits, group, ahead):
-        self.builder, self.bits, self.group, self.ahead = builder, bits, group, ahead
+    def __init__(self, builder, bits, group, ahead, further):
+        self.builder, self.bits, self.group = builder, bits, group
+        self.ahead, self.further = ahead, further
         self.pairs = 4 if bits == 4 else 1  # at a time, of what is loaded at once
 
     def multiply(self, count, values, scales, groups, numbers, of_groups, step, sums):
@@ -221,6 +228,8 @@ class _Group:
             for line in range(0, size, LINE):
                 place = b.add(b.add(values, self.ahead), self._times(turn, size))
                 begin_to_read(b, b.add(place, _LONG(line)))
+                if self.further:
+                    begin_to_read(b, b.add(place, _LONG(self.further + line)), 2)
         of_turn = BLOCK * (2 if self.bits == 8 else 4)
         places = [
             b.add(self._times(turn, of_turn), _LONG(of_turn // REGISTERS * r))

@@ -28,6 +28,9 @@ ROWS = 16
 NEAR = 1024
 """Bytes from what begins to be read to what is read; a page ahead is slower by a tenth."""
 
+FAR = 3072
+"""The same where the second cache is to have it: the nearest one can wait for a few lines only."""
+
 WIDTHS = (OUTPUTS, OUTPUTS // 2)
 """Of blocks, in outputs: `OUTPUTS` of them lie in one block, or in two."""
 
@@ -174,6 +177,7 @@ def _write_dot(
 @no_type_check
 def _read_line(b, address):
     begin_to_read(b, b.add(address, _LONG(NEAR)))
+    begin_to_read(b, b.add(address, _LONG(FAR)), 2)
     word = b.load(b.inttoptr(address, _LONG.as_pointer()), align=8)
     b.asm(ir.FunctionType(ir.VoidType(), [_LONG]), "", "r", [word], True)  # it stays there
 
