@@ -63,6 +63,27 @@ def test_alone_is_as_beside_others(tokens: int, outputs: int) -> None:
 
 
 @has_blocks
+@bounded(30)
+@given(
+    tokens=st.integers(17, 32),
+    steps=st.integers(1, 12),
+    outputs=st.sampled_from([1000, 1024, 5003]),
+    bias=st.booleans(),
+)
+def test_more_tokens_than_a_register_has_are_as_each_alone(
+    tokens: int, steps: int, outputs: int, bias: bool
+) -> None:
+    layer, _ = make_linear(32 * steps, outputs, bias)
+    x = torch.randn(tokens, 32 * steps).bfloat16()
+    spoilt = torch.where(torch.arange(tokens)[:, None] == tokens // 2, torch.nan, x)
+    alone = torch.cat([layer(row[None]) for row in x])
+    assert torch.equal(layer(x), alone)
+    found = layer(spoilt)
+    alone[tokens // 2] = torch.nan
+    torch.testing.assert_close(found, alone, rtol=0, atol=0, equal_nan=True)
+
+
+@has_blocks
 def test_takes_any_shape_and_strides() -> None:
     layer, _ = make_linear(96, 70, bias=False)
     x = torch.randn(3, 2, 192).bfloat16()[..., ::2]

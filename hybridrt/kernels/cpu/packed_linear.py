@@ -31,6 +31,7 @@ from hybridrt.kernels.cpu.packed_dot import (
 )
 from hybridrt.kernels.cpu.pairs import BY_PAIRS
 from hybridrt.kernels.cpu.tile_registers import WIDTHS, multiplies_tiles, release_tiles, take_tiles
+from hybridrt.kernels.cpu.tile_square import is_square, multiply_square
 from hybridrt.kernels.cpu.tiles import add_by_tiles
 from hybridrt.kernels.cpu.vectors import LANES, aligned, load, pointer, store, store_some
 
@@ -70,11 +71,14 @@ def packed_linear(
     tokens = x.numel() // inputs
     at_bias = 0 if bias is None else bias.data_ptr()
     places = (x.data_ptr(), address, width, block_bytes, at_bias, out.data_ptr())
-    args = (multiplies_tiles(), *places, tokens, outputs, inputs)
+    sizes = tokens, outputs, inputs
+    args = (multiplies_tiles(), *places, *sizes)
     if not tokens:
         return out
     if outputs * inputs * (tokens + FEW) <= SMALL * (1 + FEW):
         _multiply_small(*args)
+    elif is_square(width, tokens, inputs):
+        _multiply_square(numba.get_num_threads(), *places[:2], *places[3:], *sizes)
     else:
         _multiply(numba.get_num_threads(), *args)
     return out
@@ -252,3 +256,13 @@ def _multiply(
             np.int64(worker), threads, tiles, x, weight, width, block_bytes, bias, out, tokens,
             outputs, inputs
         )  # fmt: skip
+
+
+@parallel_kernel
+@no_type_check
+def _multiply_square(threads, x, weight, block_bytes, bias, out, tokens, outputs, inputs):
+    # pragma: no cover
+    for worker in numba.prange(threads):
+        multiply_square(
+            np.int64(worker), threads, x, weight, block_bytes, bias, out, tokens, outputs, inputs
+        )

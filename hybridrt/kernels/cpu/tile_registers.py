@@ -89,7 +89,7 @@ def _write_sizes(b, rows, pairs):
     put(3, (vector_bytes, 0), (vector_bytes, 16), (64, 32), (64, 48))
     filled = (rows,) * 6 + (pairs,) * 2
     put(6, *((count, 8 * tile) for tile, count in enumerate(filled)))
-    _do(b, "ldtilecfg", b.bitcast(sizes, _BYTE.as_pointer()))
+    amx(b, "ldtilecfg", b.bitcast(sizes, _BYTE.as_pointer()))
 
 
 @intrinsic
@@ -97,7 +97,7 @@ def _write_sizes(b, rows, pairs):
 def _release_tiles(typing_context):
     def code(context, builder, signature, args):
         if HAS_TILES:
-            _do(builder, "tilerelease")
+            amx(builder, "tilerelease")
         return context.get_dummy_value()
 
     return types.none(), code
@@ -143,15 +143,15 @@ def _write_dot(
         return b.inttoptr(base, _BYTE.as_pointer())
 
     outputs = range(OUTPUTS // ROWS)
-    totals = [(_tile(_SUMS[r]), at(sums, _LONG(4 * ROWS * r))) for r in outputs]
+    totals = [(register(_SUMS[r]), at(sums, _LONG(4 * ROWS * r))) for r in outputs]
     with b.if_else(anew) as (begins, goes_on):
         with begins:
             for tile, _ in totals:
-                _do(b, "tilezero", tile)
+                amx(b, "tilezero", tile)
         with goes_on:
             for tile, place in totals:
-                _do(b, "tileloadd64", tile, place, _LONG(SUM_BYTES))
-    own_bytes, held = b.mul(row_bytes, _LONG(ROWS)), _tile(_VECTORS[0])
+                amx(b, "tileloadd64", tile, place, _LONG(SUM_BYTES))
+    own_bytes, held = b.mul(row_bytes, _LONG(ROWS)), register(_VECTORS[0])
     with for_range(b, steps) as loop:
         with for_range(b, rows) as read:
             number = b.add(b.mul(loop.index, rows), read.index)
@@ -162,22 +162,28 @@ def _write_dot(
             number = b.add(b.mul(loop.index, lines), read.index)
             begin_to_read(b, b.add(ahead, b.mul(number, _LONG(64))), 2)
         given = at(vectors, b.mul(loop.index, _LONG(4 * ROWS)))
-        _do(b, "tileloadd64", held, given, vector_bytes)
+        amx(b, "tileloadd64", held, given, vector_bytes)
         own = b.mul(loop.index, own_bytes)
         for r, (total, _) in zip(outputs, totals, strict=True):
-            weight = _tile(_WEIGHTS[r % 2])
+            weight = register(_WEIGHTS[r % 2])
             half = b.mul(half_bytes, _LONG(r // 2))
             place = at(weights, own, half, _LONG(4 * ROWS * (r % 2)))
-            _do(b, "tileloadd64", weight, place, row_bytes)
-            _do(b, instruction, total, held, weight)
+            amx(b, "tileloadd64", weight, place, row_bytes)
+            amx(b, instruction, total, held, weight)
     for tile, place in totals:
-        _do(b, "tilestored64", tile, place, _LONG(SUM_BYTES))
+        amx(b, "tilestored64", tile, place, _LONG(SUM_BYTES))
 
 
 @no_type_check
 def _read_line(b, address):
     begin_to_read(b, b.add(address, _LONG(NEAR)))
     begin_to_read(b, b.add(address, _LONG(FAR)), 2)
+    read_word(b, address)
+
+
+@no_type_check
+def read_word(b, address):
+    """Reads what nobody wants, so that its line of memory is in the nearest cache."""
     word = b.load(b.inttoptr(address, _LONG.as_pointer()), align=8)
     b.asm(ir.FunctionType(ir.VoidType(), [_LONG]), "", "r", [word], True)  # it stays there
 
@@ -203,34 +209,36 @@ def _write_runs(b, anew, runs, block, steps, sums):
     def number(index):
         return b.load(b.gep(runs, [_INT(index)]))
 
-    row_bytes, weights = _LONG(4 * ROWS), _tile(_WEIGHTS[0])
+    row_bytes, weights = _LONG(4 * ROWS), register(_WEIGHTS[0])
     begins = [(number(2 * run), number(2 * run + 1)) for run in range(RUNS)]
-    totals = [(_tile(_SUMS[run]), at(sums, _LONG(4 * ROWS * ROWS * run))) for run in range(RUNS)]
+    totals = [(register(_SUMS[run]), at(sums, _LONG(4 * ROWS * ROWS * run))) for run in range(RUNS)]
     with b.if_else(anew) as (begins_anew, goes_on):
         with begins_anew:
             for tile, _ in totals:
-                _do(b, "tilezero", tile)
+                amx(b, "tilezero", tile)
         with goes_on:
             for tile, place in totals:
-                _do(b, "tileloadd64", tile, place, row_bytes)
+                amx(b, "tileloadd64", tile, place, row_bytes)
     with for_range(b, steps) as loop:
         own = b.mul(loop.index, _LONG(4 * ROWS * ROWS))
-        _do(b, "tileloadd64", weights, at(block, own), row_bytes)
+        amx(b, "tileloadd64", weights, at(block, own), row_bytes)
         for run, (begin, step_bytes) in enumerate(begins):
-            held = _tile(_VECTORS[run % 2])
+            held = register(_VECTORS[run % 2])
             inputs = b.mul(loop.index, row_bytes)
-            _do(b, "tileloadd64", held, at(begin, inputs), step_bytes)
-            _do(b, "tdpbf16ps", totals[run][0], held, weights)
+            amx(b, "tileloadd64", held, at(begin, inputs), step_bytes)
+            amx(b, "tdpbf16ps", totals[run][0], held, weights)
     for tile, place in totals:
-        _do(b, "tilestored64", tile, place, row_bytes)
+        amx(b, "tilestored64", tile, place, row_bytes)
 
 
 @no_type_check
-def _do(b, name, *args):
+def amx(b, name, *args):
+    """Writes an instruction for LLVM."""
     call(b, f"llvm.x86.{name}", ir.VoidType(), list(args))
 
 
-def _tile(number: int) -> Any:
+def register(number: int) -> Any:
+    """As an instruction names it."""
     return ir.Constant(_BYTE, number)
 
 
