@@ -1,10 +1,12 @@
 """What weights of 8 and 4 bits gain: steps of one model beside its bfloat16 self, in turns.
 
     python benchmarks/quantisation.py [--models llama bamba deepseek_v2 qwen3_next] [--repeats 7]
+        [--steps 12]
 
 Prints Markdown: milliseconds between tokens at several batches, and to the first token of a prompt,
-with the ratio to bfloat16. Errors of the demo's answers are measured by training/evaluate.py:
-`--dtype bfloat16 --quantization none int8 int4`.
+with the ratio to bfloat16. The first of a turn's steps find the others' weights in a processor's
+last cache; of many steps the median shows what one model by itself takes. Errors of the demo's
+answers are measured by training/evaluate.py: `--dtype bfloat16 --quantization none int8 int4`.
 """
 
 import argparse
@@ -29,14 +31,15 @@ from hybridrt.measure.work import between_tokens, to_first_token
 KINDS = (None, "int8", "int4")
 PROMPT = CONTEXT = 128
 BATCHES = (1, 4, 8)
-STEPS = 12
 
 
-def measure(model: str, path: Path, repeats: int, limits: Limits) -> Iterator[list[str]]:
+def measure(
+    model: str, path: Path, repeats: int, steps: int, limits: Limits
+) -> Iterator[list[str]]:
     """A row of the table for each thing measured."""
     runtimes = {str(kind): _open(path, kind) for kind in KINDS}
     for batch in BATCHES:
-        sides = between_tokens(runtimes, VOCAB, batch, CONTEXT, STEPS)
+        sides = between_tokens(runtimes, VOCAB, batch, CONTEXT, steps)
         found = {name: spread.median for name, spread in take_turns(sides, repeats).items()}
         floors = {
             name: Floor(runtime.llm.engine.model, runtime.llm.plan)
@@ -78,13 +81,14 @@ def main(arguments: Sequence[str]) -> None:
     known = ["llama", "bamba", "deepseek_v2", "qwen3_next"]
     parser.add_argument("--models", nargs="+", default=known, choices=list(MODELS))
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=12)
     options = parser.parse_args(arguments)
     limits = measure_limits(torch.device("cpu"), torch.bfloat16)
     rows: list[list[str]] = []
     with tempfile.TemporaryDirectory() as directory:
         for model in options.models:
             path = make_checkpoint(model, Path(directory))
-            rows += measure(model, path, options.repeats, limits)
+            rows += measure(model, path, options.repeats, options.steps, limits)
     print(f"`{shlex.join(['python', 'benchmarks/quantisation.py', *arguments])}`\n")
     print(", ".join(f"{name} {value}" for name, value in machine().items()))
     print(f"\nReads {limits.bytes_per_second / 1e9:.1f} GB/s.\n")
