@@ -9,6 +9,7 @@ A process has to ask its kernel for these registers (`multiplies_tiles`). How mu
 has to be said before, which takes longer than a product: `take_tiles` keeps what was said last.
 """
 
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, no_type_check
 
@@ -144,15 +145,8 @@ def _write_dot(
 
     outputs = range(OUTPUTS // ROWS)
     totals = [(register(_SUMS[r]), at(sums, _LONG(4 * ROWS * r))) for r in outputs]
-    with b.if_else(anew) as (begins, goes_on):
-        with begins:
-            for tile, _ in totals:
-                amx(b, "tilezero", tile)
-        with goes_on:
-            for tile, place in totals:
-                amx(b, "tileloadd64", tile, place, _LONG(SUM_BYTES))
     own_bytes, held = b.mul(row_bytes, _LONG(ROWS)), register(_VECTORS[0])
-    with for_range(b, steps) as loop:
+    with in_registers(b, anew, totals, SUM_BYTES), for_range(b, steps) as loop:
         with for_range(b, rows) as read:
             number = b.add(b.mul(loop.index, rows), read.index)
             for r in outputs:
@@ -170,8 +164,6 @@ def _write_dot(
             place = at(weights, own, half, _LONG(4 * ROWS * (r % 2)))
             amx(b, "tileloadd64", weight, place, row_bytes)
             amx(b, instruction, total, held, weight)
-    for tile, place in totals:
-        amx(b, "tilestored64", tile, place, _LONG(SUM_BYTES))
 
 
 @no_type_check
@@ -212,14 +204,7 @@ def _write_runs(b, anew, runs, block, steps, sums):
     row_bytes, weights = _LONG(4 * ROWS), register(_WEIGHTS[0])
     begins = [(number(2 * run), number(2 * run + 1)) for run in range(RUNS)]
     totals = [(register(_SUMS[run]), at(sums, _LONG(4 * ROWS * ROWS * run))) for run in range(RUNS)]
-    with b.if_else(anew) as (begins_anew, goes_on):
-        with begins_anew:
-            for tile, _ in totals:
-                amx(b, "tilezero", tile)
-        with goes_on:
-            for tile, place in totals:
-                amx(b, "tileloadd64", tile, place, row_bytes)
-    with for_range(b, steps) as loop:
+    with in_registers(b, anew, totals, 4 * ROWS), for_range(b, steps) as loop:
         own = b.mul(loop.index, _LONG(4 * ROWS * ROWS))
         amx(b, "tileloadd64", weights, at(block, own), row_bytes)
         for run, (begin, step_bytes) in enumerate(begins):
@@ -227,8 +212,22 @@ def _write_runs(b, anew, runs, block, steps, sums):
             inputs = b.mul(loop.index, row_bytes)
             amx(b, "tileloadd64", held, at(begin, inputs), step_bytes)
             amx(b, "tdpbf16ps", totals[run][0], held, weights)
+
+
+@contextmanager
+@no_type_check
+def in_registers(b, anew, totals, row_bytes):
+    """Has registers begin with the sums in their places, or `anew`; at the end puts them there."""
+    with b.if_else(anew) as (begins, goes_on):
+        with begins:
+            for tile, _ in totals:
+                amx(b, "tilezero", tile)
+        with goes_on:
+            for tile, place in totals:
+                amx(b, "tileloadd64", tile, place, _LONG(row_bytes))
+    yield
     for tile, place in totals:
-        amx(b, "tilestored64", tile, place, row_bytes)
+        amx(b, "tilestored64", tile, place, _LONG(row_bytes))
 
 
 @no_type_check

@@ -18,6 +18,7 @@ from hybridrt.kernels.cpu.tile_registers import (
     ROWS,
     amx,
     hold,
+    in_registers,
     read_word,
     register,
     release_tiles,
@@ -65,14 +66,7 @@ def _write_dot(b, anew, weights, first, second, vector_bytes, steps, sums, ahead
 
     totals = [(register(t), at(sums, _LONG(_REGISTER * t))) for t in range(4)]
     vectors, panel = [register(4), register(5)], [register(6), register(7)]
-    with b.if_else(anew) as (begins, goes_on):
-        with begins:
-            for total, _ in totals:
-                amx(b, "tilezero", total)
-        with goes_on:
-            for total, place in totals:
-                amx(b, "tileloadd64", total, place, _LONG(_ROW))
-    with for_range(b, steps) as loop:
+    with in_registers(b, anew, totals, _ROW), for_range(b, steps) as loop:
         inputs = b.mul(loop.index, _LONG(2 * STEP))
         own = b.mul(loop.index, _LONG(2 * STEP * PANEL))
         for t, (total, _) in enumerate(totals):
@@ -86,8 +80,6 @@ def _write_dot(b, anew, weights, first, second, vector_bytes, steps, sums, ahead
             for line in range(STEP * t // 4, STEP * (t + 1) // 4):
                 read_word(b, b.add(b.add(ahead, own), _LONG(_LINE * line)))
             amx(b, "tdpbf16ps", total, vectors[v], panel[o])
-    for total, place in totals:
-        amx(b, "tilestored64", total, place, _LONG(_ROW))
 
 
 def is_square(width: int, tokens: int, inputs: int) -> bool:
