@@ -95,7 +95,7 @@ def open_setting(name: str, setting: Setting) -> LLM:
 
 
 @pytest.mark.parametrize("name", ROWS)
-@bounded(8)
+@bounded(6)
 @example(Setting({"page_size": 4, "max_num_batched_tokens": 7}, 1), Traffic((0,) * 5, ()))
 @given(setting=settings(), traffic=traffic())
 def test_alone_is_batched_is_chunked_is_beside_aborted_ones(
