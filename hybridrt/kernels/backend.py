@@ -32,7 +32,10 @@ def has_numba(*tensors: Tensor) -> bool:
 
 def numba_takes(*tensors: Tensor) -> bool:
     """Whether numba kernels of bfloat16 can have all of these."""
-    return all(t.dtype is torch.bfloat16 for t in tensors) and has_numba(*tensors)
+    for tensor in tensors:
+        if tensor.dtype is not torch.bfloat16:
+            return False
+    return has_numba(*tensors)
 
 
 @cache

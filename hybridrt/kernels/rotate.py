@@ -75,6 +75,10 @@ def rotate_and_norm(
 
         norm = (latents, weight, eps, offset)
         return on_gpu.rotate_and_norm(q, k, *norm, table, positions, interleaved)
-    turned = rotate(torch.cat([q, k], dim=1), table, positions, interleaved)
+    where = (table, positions, interleaved)
+    normed = rms_norm(latents, weight, eps, offset)
+    if numba_takes(q, k):
+        return rotate(q, *where), rotate(k, *where), normed
+    turned = rotate(torch.cat([q, k], dim=1), *where)
     q, k = turned.split([q.shape[1], k.shape[1]], dim=1)
-    return q, k, rms_norm(latents, weight, eps, offset)
+    return q, k, normed

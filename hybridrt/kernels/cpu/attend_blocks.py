@@ -12,7 +12,15 @@ import numpy as np
 
 from hybridrt.kernels.cpu.attend_tile import NOTHING, capped, first_seen
 from hybridrt.kernels.cpu.fast_exp import LOG2_E
-from hybridrt.kernels.cpu.jit import ALONE, FIRST, calls, inner, inner_sums, sharing_kernel
+from hybridrt.kernels.cpu.jit import (
+    ALONE,
+    FIRST,
+    argument,
+    calls,
+    inner,
+    inner_sums,
+    sharing_kernel,
+)
 from hybridrt.kernels.cpu.packed_dot import OUTPUTS
 from hybridrt.kernels.cpu.packed_linear import add_products
 from hybridrt.kernels.cpu.tile_registers import release_tiles, take_tiles
@@ -33,6 +41,7 @@ assert OUTPUTS == 4 * LANES, "scores of a block are four vectors"
 QUERIES = 128  # of a head at a time: their sums stay in the second cache
 
 
+@argument
 class Chunk(NamedTuple):
     """Sizes of a chunk: `queries` from `position` on, and blocks from `first_block` on.
 

@@ -9,7 +9,7 @@ from typing import NamedTuple, no_type_check
 import numpy as np
 
 from hybridrt.kernels.cpu.attend_tile import TILE, first_seen
-from hybridrt.kernels.cpu.jit import inner
+from hybridrt.kernels.cpu.jit import argument, inner
 
 PIECE = 512  # tokens: to begin and to join a piece costs what some dozens of tokens do
 MOST = 4 * PIECE  # tokens at most
@@ -21,6 +21,7 @@ FEWEST = 4  # of them at least: what is read for them is widened once
 SHARES = 8  # jobs of a thread at least, if there are so many: then threads end together
 
 
+@argument
 class Sizes(NamedTuple):
     """Of a key's two parts and a value, of what pages hold, and how far back a token sees.
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from hybridrt.batch import Rows
 from hybridrt.kernels.cpu.bfloat16 import DTYPES, as_float, elements, octets, of_dtype
 from hybridrt.kernels.cpu.gated import times_sigmoid
-from hybridrt.kernels.cpu.jit import inner, kernel, parallel_kernel
+from hybridrt.kernels.cpu.jit import argument, inner, kernel, parallel_kernel
 from hybridrt.kernels.cpu.state_rows import (
     StateRows,
     clear_padding,
@@ -38,6 +38,7 @@ LINE = 64  # numbers, of which shares of channels have whole runs: lines of memo
 CHANNELS = 2048  # a thread's share at most: what a token needs of it stays near
 
 
+@argument
 class Inputs(NamedTuple):
     """Addresses of x and what is multiplied, 0 if nothing is, and numbers from token to token."""
 

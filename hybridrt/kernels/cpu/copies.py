@@ -4,12 +4,15 @@ from typing import no_type_check
 
 import numba
 import numpy as np
-from jaxtyping import BFloat16, Float32, Int64, Shaped
+from jaxtyping import BFloat16, Float32, Int32, Int64, Shaped
 from torch import Tensor
 
-from hybridrt.kernels.cpu.bfloat16 import halves, integers, octets, singles
+from hybridrt.kernels.cpu.bfloat16 import address_of, halves, integers, octets, singles
 from hybridrt.kernels.cpu.bfloat16 import widen as widened
 from hybridrt.kernels.cpu.jit import FEW, inner, kernel, parallel_kernel
+
+RUN = 64
+"""Tokens that a thread takes."""
 
 
 def widen(x: BFloat16[Tensor, "*shape"], out: Float32[Tensor, "*shape"]) -> None:
@@ -38,6 +41,21 @@ def take_rows(
     row_bytes = table.shape[1] * table.element_size()
     args = table.data_ptr(), table.shape[0], row_bytes, numbers.data_ptr(), numbers.numel()
     _take_rows(*args, out.data_ptr())
+
+
+def take_tokens(
+    pages: Shaped[Tensor, "blocks block_size size"],
+    table: Int32[Tensor, " row_blocks"],
+    place: int,
+    out: Shaped[Tensor, "tokens size"],
+) -> None:
+    """Writes the tokens from a `place` in the blocks of `table` on; no token has gaps."""
+    size, (tokens, numbers) = pages.element_size(), out.shape
+    run = _take_tokens_few if out.numel() <= FEW else _take_tokens_many
+    run(
+        *(pages.data_ptr(), pages.stride(0) * size, pages.stride(1) * size, pages.shape[1]),
+        *(table.data_ptr(), place, tokens, numbers * size, out.data_ptr()),
+    )
 
 
 @inner
@@ -88,3 +106,34 @@ def _take_rows(table, rows, size, numbers, count, out):  # pragma: no cover
             return False
         _copy(table + number_of[n] * size, out + n * size, size)
     return True
+
+
+@inner
+@no_type_check
+def _take_tokens(
+    pages, block, token, block_size, table, place, first, last, size, out
+):  # fmt: skip  # pragma: no cover
+    end = place + last
+    blocks = numba.carray(address_of(table), ((end + block_size - 1) // block_size,), np.int32)
+    for n in range(first, last):
+        at = np.int64(blocks[(place + n) // block_size]) * block
+        _copy(pages + at + (place + n) % block_size * token, out + n * size, size)
+
+
+@kernel
+@no_type_check
+def _take_tokens_few(
+    pages, block, token, block_size, table, place, tokens, size, out
+):  # fmt: skip  # pragma: no cover
+    _take_tokens(pages, block, token, block_size, table, place, 0, tokens, size, out)
+
+
+@parallel_kernel
+@no_type_check
+def _take_tokens_many(
+    pages, block, token, block_size, table, place, tokens, size, out
+):  # fmt: skip  # pragma: no cover
+    for part in numba.prange((tokens + RUN - 1) // RUN):
+        first = np.int64(part) * RUN
+        last = min(first + RUN, tokens)
+        _take_tokens(pages, block, token, block_size, table, place, first, last, size, out)

@@ -7,7 +7,7 @@ import numpy as np
 
 from hybridrt.kernels.cpu.bfloat16 import halves, narrow, singles
 from hybridrt.kernels.cpu.gated import sigmoid, times_sigmoid
-from hybridrt.kernels.cpu.jit import inline, inlined, inner_fast
+from hybridrt.kernels.cpu.jit import argument, inline, inlined, inner_fast
 from hybridrt.kernels.cpu.vector_math import add, fma, less_of, more_of, mul, splat
 from hybridrt.kernels.cpu.vectors import LANES, load_up_to, pointer, store_up_to
 from hybridrt.kernels.reference.gates import Gating
@@ -15,6 +15,7 @@ from hybridrt.kernels.reference.gates import Gating
 SIGMOID, ERF, BENT, SQUARED_RELU = range(4)
 
 
+@argument
 class Gate(NamedTuple):
     """One function for most gates: `g * sigmoid(slope * g + cubic * g^3) * (u + shift)`.
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hybridrt.kernels.blocked_matrices import BlockedMatrices
 from hybridrt.kernels.cpu.bfloat16 import singles
-from hybridrt.kernels.cpu.jit import inner
+from hybridrt.kernels.cpu.jit import argument, inner
 from hybridrt.kernels.cpu.packed_dot import OUTPUTS
 from hybridrt.kernels.cpu.packed_linear import add_products
 from hybridrt.kernels.cpu.quantised_linear import WIDENED, add_quantised
@@ -22,6 +22,7 @@ from hybridrt.kernels.cpu.whole_inputs import make_whole, row_bytes
 from hybridrt.kernels.quantised_linear import GROUP, QuantisedMatrices
 
 
+@argument
 class Blocks(NamedTuple):
     """Addresses of all experts' blocks and biases, 0 where there are none.
 
@@ -33,6 +34,7 @@ class Blocks(NamedTuple):
     bias: int
 
 
+@argument
 class QuantisedBlocks(NamedTuple):
     """The same with scales for every `group` of inputs, and numbers of so many `bits`."""
 

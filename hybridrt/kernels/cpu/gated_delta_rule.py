@@ -24,7 +24,7 @@ from hybridrt.kernels.cpu.delta_tokens import (
     two_tokens,
 )
 from hybridrt.kernels.cpu.fours import FOUR, load4, store4
-from hybridrt.kernels.cpu.jit import ALONE, FIRST, inlined, inner, sharing_kernel
+from hybridrt.kernels.cpu.jit import ALONE, FIRST, argument, inlined, inner, sharing_kernel
 from hybridrt.kernels.cpu.jit import FEW as FEW_NUMBERS
 from hybridrt.kernels.cpu.state_rows import (
     StateRows,
@@ -50,6 +50,7 @@ from hybridrt.kernels.cpu.vectors import (
 from hybridrt.kernels.reference.states import load_states, store_states
 
 
+@argument
 class Sizes(NamedTuple):
     """Of what stands in a token. `decays` of a head: one, or one for each channel of a key."""
 

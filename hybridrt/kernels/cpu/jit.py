@@ -13,12 +13,13 @@ On disk numba keeps a function that Python calls with all that it calls but what
 
 from collections.abc import Callable
 from functools import cache, partial, update_wrapper
-from typing import Any
+from typing import Any, TypeVar, get_type_hints
 
 import numba
 import numpy as np
 from llvmlite import binding
 from numba.core import types
+from numba.extending import typeof_impl
 
 from hybridrt.kernels.tape import recording
 
@@ -79,6 +80,22 @@ def _load(part: Any) -> Any:
     return compiled
 
 
+T = TypeVar("T", bound=type)
+
+_NUMBERS = {int: types.int64, float: types.float64, bool: types.boolean}
+
+
+def argument(kind: T) -> T:
+    """Says once what numba takes such a named tuple for: its fields are what they are declared as.
+
+    Else it would ask every field at every call, for which a kernel of a short prompt could be run.
+    """
+    fields = [_NUMBERS[field] for field in get_type_hints(kind).values()]
+    known = types.BaseTuple.from_types(fields, kind)
+    typeof_impl.register(kind)(lambda value, context: known)
+    return kind
+
+
 class Kernel:
     """A compiled function for calls from Python, which a tape that is being recorded notes.
 
@@ -91,12 +108,18 @@ class Kernel:
         update_wrapper(self, compiled.py_func)  # pyright: ignore[reportFunctionMemberAccess]
 
     def __call__(self, *args: Any) -> Any:
-        for part in self._parts:
-            _load(part)
+        if self._parts:
+            self._load_parts()
         result, tape = self._compiled(*args), recording.tape
         if tape is not None:
             tape.add(self._compiled_for(args), args)
         return result
+
+    def _load_parts(self) -> None:
+        """Once: to look up what has been loaded takes as long as a small kernel."""
+        for part in self._parts:
+            _load(part)
+        self._parts = ()
 
     def _compiled_for(self, args: tuple[Any, ...]) -> Callable[..., Any]:
         """What numba calls with such arguments, once it knows what they are.

@@ -22,6 +22,7 @@ from hybridrt.kernels.cpu.causal_attention import (
     causal_attention,
     takes_pages,
 )
+from hybridrt.kernels.cpu.copies import take_tokens
 from hybridrt.kernels.reference import mla_attention as reference
 from hybridrt.kernels.reference.gather import Reach
 from hybridrt.kernels.reference.softmax_attention import Softmax
@@ -94,7 +95,7 @@ def _attend_latents(
     """A prefill row, whose keys, if latents are expanded, are read in two parts."""
     first = reach.first_visible(row.context)
     if reference.expanding_is_cheaper(row, w_uk, w_uv, q_pe.shape[-1], first):
-        c_kv, k_pe = reference.read_row(latents, pages, row, q_nope.dtype, first)
+        c_kv, k_pe = (_read(part, pages, row, first) for part in (latents.c_kv, latents.k_pe))
         q = torch.cat([q_nope, q_pe], dim=-1).transpose(0, 1)
         k_nope, v = _expand(c_kv, w_uk, w_uv)
         k = k_nope, k_pe.expand(1, k_nope.shape[1], *k_pe.shape)
@@ -103,6 +104,16 @@ def _attend_latents(
             return
     more = pages, row, softmax, reach, causal_attention
     out[:] = reference.attend_row(q_nope, q_pe, latents, w_uk, w_uv, *more)
+
+
+def _read(
+    part: BFloat16[Tensor, "blocks block_size dim"], pages: TokenPages, row: Prefill, first: int
+) -> BFloat16[Tensor, "latents dim"]:
+    """What a row's tokens from the `first` on have in their pages."""
+    place, tokens = first % part.shape[1], row.context + row.stop - row.start - first
+    out = part.new_empty(tokens, part.shape[2])
+    take_tokens(part, pages.page_table[row.row], place, out)
+    return out
 
 
 def _expand(

@@ -16,13 +16,14 @@ from torch import Tensor
 from hybridrt.kernels.cpu.bfloat16 import halves, integers, narrow, singles
 from hybridrt.kernels.cpu.dot_bfloat16 import ROWS, VECTORS, make_dot
 from hybridrt.kernels.cpu.expert_gates import SQUARED_RELU, Gate, apply_gate
-from hybridrt.kernels.cpu.jit import ALONE, FIRST, inner, sharing_kernel
+from hybridrt.kernels.cpu.jit import ALONE, FIRST, argument, inner, sharing_kernel
 
 BLOCK = 64  # rows of a matrix, which stay in an L2 cache for all tokens of an expert
 GROUP = VECTORS[-1]  # tokens at once
 SMALL = 500_000  # products: 10 us, not worth a second thread
 
 
+@argument
 class Sizes(NamedTuple):
     """Of what experts compute: an assignment is a token with one of its experts."""
 
@@ -33,6 +34,7 @@ class Sizes(NamedTuple):
     inner: int
 
 
+@argument
 class Matrices(NamedTuple):
     """Addresses of all experts' matrices and biases: 0 where there are none."""
 

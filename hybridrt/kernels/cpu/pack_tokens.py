@@ -11,12 +11,13 @@ import numba
 import numpy as np
 
 from hybridrt.kernels.cpu.bfloat16 import halves, singles, words
-from hybridrt.kernels.cpu.jit import inner, parallel_kernel
+from hybridrt.kernels.cpu.jit import argument, inner, parallel_kernel
 from hybridrt.kernels.cpu.packed_dot import OUTPUTS
 from hybridrt.kernels.cpu.transpose import turn
 from hybridrt.kernels.cpu.vectors import LANES, pointer
 
 
+@argument
 class Pages(NamedTuple):
     """Where the keys or values of a layer stand: the first one's address, and steps in numbers."""
 

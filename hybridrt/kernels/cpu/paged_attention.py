@@ -60,7 +60,8 @@ def paged_attention(
         else:
             more = pages, row, softmax, reach, causal_attention
             of_row[:] = reference.attend_chunk(queries, cache, *more)
-    out[stop:] = 0
+    if stop < len(out):
+        out[stop:] = 0
     return out
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from hybridrt.kernels.blocked_matrices import BLOCK as CHUNK
 from hybridrt.kernels.cpu.bfloat16 import halves, singles, words
-from hybridrt.kernels.cpu.jit import inline, inner
+from hybridrt.kernels.cpu.jit import argument, inline, inner
 from hybridrt.kernels.cpu.packed_linear import add_products
 from hybridrt.kernels.cpu.pairs import cut, store_side_by_side, store_tops
 from hybridrt.kernels.cpu.transpose import turn
@@ -25,6 +25,7 @@ PLANES = 3
 """Numbers of bfloat16 that together are one of float32."""
 
 
+@argument
 class Sizes(NamedTuple):
     """Of what stands in a token, and of a state."""
 
@@ -34,6 +35,7 @@ class Sizes(NamedTuple):
     state_size: int
 
 
+@argument
 class Inputs(NamedTuple):
     """Addresses of what `ssd` is given, and numbers from a token to the next."""
 

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from hybridrt.batch import Rows
 from hybridrt.kernels.cpu.bfloat16 import address_of, as_float, elements, integers, octets
-from hybridrt.kernels.cpu.jit import inlined
+from hybridrt.kernels.cpu.jit import argument, inlined
 
 
+@argument
 class StateRows(NamedTuple):
     """Addresses of what `Rows` says, and of page ids. Pages are `stride` elements apart."""
 
