@@ -12,11 +12,13 @@ from torch.nn import functional as F
 
 from hybridrt.kernels.backend import has_numba, numba_takes, triton_takes
 from hybridrt.kernels.blocked_matrices import BLOCK, BlockedMatrices
+from hybridrt.kernels.gated import gated
 from hybridrt.kernels.quantised_linear import (
     QuantisedMatrices,
     QuantisedWeight,
     quantised_linear,
 )
+from hybridrt.kernels.reference.gates import Gating
 
 FEWEST_SINGLES = 2**18
 """Numbers in a weight of float32 from which on oneDNN's call costs less than it saves: 1 MiB."""
@@ -140,6 +142,23 @@ def linear(
         if few_rows.takes(x, weight):
             return few_rows.few_rows_linear(x, weight, bias)
     return F.linear(x, weight, bias)
+
+
+def gated_linear(
+    x: Float[Tensor, "*batch inputs"],
+    weight: Float[Tensor, "outputs inputs"] | QuantisedWeight | BlockedWeight,
+    bias: Float[Tensor, " outputs"] | None,
+    gating: Gating,
+) -> Float[Tensor, "*batch inner"]:
+    """`gated` of what `linear` gives: the same numbers, at once where that takes less time."""
+    if gating == "silu" and isinstance(weight, BlockedWeight) and numba_takes(x):
+        from hybridrt.kernels.cpu import packed_gated
+
+        tokens = x.numel() // weight.inputs
+        if packed_gated.takes(tokens, weight.width, weight.outputs, weight.inputs):
+            of_blocks = weight.address, weight.width, weight.block_bytes
+            return packed_gated.packed_gated(x, *of_blocks, bias, weight.outputs)
+    return gated(linear(x, weight, bias), gating)
 
 
 def linear_each(

@@ -7,9 +7,11 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
+from hybridrt.kernels.gated import gated
 from hybridrt.kernels.linear import (
     BlockedWeight,
     find_blocks,
+    gated_linear,
     lay_blocks,
     linear,
     linear_each,
@@ -21,6 +23,7 @@ from hybridrt.kernels.quantised_linear import (
     can_quantise,
     quantise_weight,
 )
+from hybridrt.kernels.reference.gates import Activation
 from hybridrt.layers.watched import is_watched
 
 
@@ -135,6 +138,16 @@ def project_each(
     if is_compiling() or any(type(m) is not Linear or is_watched(m) for m in layers):
         return tuple(layer(x) for layer in layers)
     return linear_each(x, [layer.held for layer in layers], [layer.bias for layer in layers])
+
+
+def project_gated(
+    x: Float[Tensor, "*batch inputs"], layer: FusedLinear, activation: Activation
+) -> Float[Tensor, "*batch inner"]:
+    """`gated` of the layer's output, at once where its call is `linear` and nothing else."""
+    if is_compiling() or type(layer) is not FusedLinear or is_watched(layer):
+        return gated(layer(x), activation)
+    assert layer.is_sorted
+    return gated_linear(x, layer.held, layer.bias, activation)
 
 
 def plain_weight(layer: Linear) -> Float[Tensor, "outputs inputs"] | None:

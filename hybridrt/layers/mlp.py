@@ -3,9 +3,8 @@
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hybridrt.kernels.gated import gated
 from hybridrt.kernels.reference.gates import ACTIVATIONS, Activation
-from hybridrt.layers.linear import FusedLinear, Linear
+from hybridrt.layers.linear import FusedLinear, Linear, project_gated
 
 
 class MLP(nn.Module):
@@ -25,7 +24,7 @@ class MLP(nn.Module):
         self.down_proj = Linear(intermediate_size, hidden_size, bias)
 
     def forward(self, x: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens hidden"]:
-        return self.down_proj(gated(self.gate_up_proj(x), self.activation))
+        return self.down_proj(project_gated(x, self.gate_up_proj, self.activation))
 
 
 class UngatedMLP(nn.Module):

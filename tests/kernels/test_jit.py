@@ -8,14 +8,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
+import numba
 import pytest
 from numba.core.dispatcher import Dispatcher
 from numba.core.types import ExternalFunction
 
 import hybridrt.kernels.cpu as kernels
-from hybridrt.kernels.cpu.jit import _APART, Kernel
+from hybridrt.kernels.cpu.jit import _APART, Kernel, argument
 
 MODULES = [name for _, name, _ in pkgutil.iter_modules(kernels.__path__, f"{kernels.__name__}.")]
 
@@ -111,3 +112,31 @@ def test_some_functions_are_called_so() -> None:
     importlib.import_module("hybridrt.kernels.cpu.blocked_moe")
     assert len(_APART) > 1
     assert len({part.symbol for part in _APART}) == len(_APART)
+
+
+class _Declared(NamedTuple):
+    count: int
+    share: float
+    is_whole: bool
+
+
+class _Asked(NamedTuple):
+    count: int
+    share: float
+    is_whole: bool
+
+
+def test_tuples_are_what_their_fields_are_declared_as() -> None:
+    """And that is what numba finds by asking each field."""
+    argument(_Declared)
+    given = (2, 0.5, True)
+    declared, asked = numba.typeof(_Declared(*given)), numba.typeof(_Asked(*given))
+    assert declared.types == asked.types
+    assert numba.typeof(_Declared(2, 1, True)) is declared  # an int may stand for a float
+
+    @numba.njit
+    def read(of: Any) -> Any:
+        return of.count * of.share if of.is_whole else 0.0
+
+    assert read(_Declared(*given)) == read(_Declared(1, 1, True)) == 1.0
+    assert len(read.signatures) == 1

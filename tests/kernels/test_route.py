@@ -49,10 +49,13 @@ def test_equals_the_reference(
         assert_close(weights, right_weights.double())
 
 
-@pytest.mark.parametrize("experts", [40, 2000])  # one thread; several
-def test_a_tokens_experts_do_not_depend_on_the_others(dtype: torch.dtype, experts: int) -> None:
+@pytest.mark.parametrize(("tokens", "experts"), [(9, 40), (9, 2000), (131, 40)])
+def test_a_tokens_experts_do_not_depend_on_the_others(
+    dtype: torch.dtype, tokens: int, experts: int
+) -> None:
+    """Nor on the threads that share experts, if there are many, or tokens."""
     draw = torch.Generator().manual_seed(0)
-    x, weight = torch.randn(9, 96, generator=draw), torch.randn(experts, 96, generator=draw)
+    x, weight = torch.randn(tokens, 96, generator=draw), torch.randn(experts, 96, generator=draw)
     x, weight = x.to(dtype), weight.to(dtype)
     routing = Routing(4, "softmax", True, 1e-20, 1.0)
     ids, weights = route(x, weight, None, routing)

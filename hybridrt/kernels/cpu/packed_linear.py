@@ -172,7 +172,7 @@ def add_products(
 
 @inner
 @no_type_check
-def _begin(sums, bias, n, size, tokens):  # pragma: no cover
+def begin_sums(sums, bias, n, size, tokens):  # pragma: no cover
     """Writes what the sums of the n-th block begin with: zeros, or its biases."""
     totals = pointer(sums)
     if bias == 0:
@@ -211,7 +211,7 @@ def _multiply_blocks(
         block = weight + n * per_job * block_bytes
         following, anew = block + per_job * block_bytes, tiles and bias == 0
         if not anew:
-            _begin(sums, bias, n, size, some)
+            begin_sums(sums, bias, n, size, some)
         if tiles:
             # Where the second half of the outputs isn't there, the first one is multiplied again.
             half_bytes = 2 * OUTPUTS if per_job == 1 else block_bytes if size > width else 0

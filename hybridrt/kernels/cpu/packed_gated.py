@@ -1,0 +1,149 @@
+"""A linear layer whose outputs gate each other, in numba: neither half is written to memory."""
+
+from typing import no_type_check
+
+import numba
+import numpy as np
+import torch
+from jaxtyping import BFloat16
+from torch import Tensor
+
+from hybridrt.kernels.cpu.bfloat16 import halves
+from hybridrt.kernels.cpu.gated import times_sigmoid
+from hybridrt.kernels.cpu.jit import ALONE, FIRST, apart, calls, inner, kernel, parallel_kernel
+from hybridrt.kernels.cpu.packed_dot import OUTPUTS
+from hybridrt.kernels.cpu.packed_linear import FEW, SMALL, add_products, begin_sums
+from hybridrt.kernels.cpu.tile_registers import multiplies_tiles, release_tiles, take_tiles
+from hybridrt.kernels.cpu.tile_square import is_square
+from hybridrt.kernels.cpu.tiles import add_by_tiles
+from hybridrt.kernels.cpu.vector_math import mul
+from hybridrt.kernels.cpu.vectors import LANES, aligned, load, pointer, store
+
+MOST_SUMS = 512
+"""Tokens times blocks of gates, which stay in the second cache: 128 KiB."""
+
+FEWEST, MOST = 17, MOST_SUMS // 4
+"""Tokens: of fewer, a leap costs more than the gate; of more, runs are short."""
+
+
+def takes(tokens: int, width: int, outputs: int, inputs: int) -> bool:
+    """Whether `packed_gated` is faster than the product and the gate one after the other.
+
+    A block then has either gates or what they gate. What `multiply_square` takes is left to it.
+    """
+    whole = outputs % (2 * OUTPUTS) == 0
+    return whole and FEWEST <= tokens <= MOST and not is_square(width, tokens, inputs)
+
+
+def packed_gated(
+    x: BFloat16[Tensor, "*batch inputs"],
+    address: int,
+    width: int,
+    block_bytes: int,
+    bias: BFloat16[Tensor, " outputs"] | None,
+    outputs: int,
+) -> BFloat16[Tensor, "*batch inner"]:
+    """What `silu_gated` makes of `packed_linear`'s result, bit for bit."""
+    *batch, inputs = x.shape
+    x, out = x.contiguous(), torch.empty(*batch, outputs // 2, dtype=x.dtype)
+    tokens, at_bias = x.numel() // inputs, 0 if bias is None else bias.data_ptr()
+    args = (
+        *(multiplies_tiles(), x.data_ptr(), address, width, block_bytes, at_bias),
+        *(out.data_ptr(), tokens, outputs, inputs),
+    )
+    if outputs * inputs * (tokens + FEW) <= SMALL * (1 + FEW):
+        _gate_small(*args)
+    else:
+        _gate(numba.get_num_threads(), *args)
+    return out
+
+
+@inner
+@no_type_check
+def _write(gates, values, count, out, inner_size, rounded):  # pragma: no cover  (compiled)
+    """Gates `count` rows, both of them rounded first, as they would be in memory."""
+    of_gates, of_values, halfway = pointer(gates), pointer(values), pointer(rounded)
+    for t in range(count):
+        result = pointer(halves(out + 2 * t * inner_size, OUTPUTS))
+        for i in range(0, OUTPUTS, LANES):
+            store(load(of_gates, t * OUTPUTS + i), halfway, 0)
+            store(load(of_values, t * OUTPUTS + i), halfway, LANES)
+            gate = load(halfway, 0)
+            store(mul(times_sigmoid(gate, gate), load(halfway, LANES)), result, i)
+
+
+@apart
+@calls(add_products)
+@no_type_check
+def _add_block(
+    registers, anew, block, width, block_bytes, vectors, inputs, sums, count, following
+):  # fmt: skip  # pragma: no cover
+    """Adds products of `OUTPUTS` outputs, or writes them `anew`: by AMX, if there are registers.
+
+    By itself: wherever it is compiled together with loops around it, one of its own loses speed.
+    """
+    if registers != 0:
+        half_bytes = 2 * OUTPUTS if width == OUTPUTS else block_bytes
+        add_by_tiles(
+            registers, anew != 0, block, 4 * width, half_bytes, vectors, 2 * inputs, inputs // 2,
+            sums, count, following
+        )  # fmt: skip
+    else:
+        add_products(0, 0, block, vectors, 2 * inputs, inputs // 2, sums, count, following)
+
+
+@inner
+@no_type_check
+def _gate_blocks(
+    worker, workers, tiles, x, weight, width, block_bytes, bias, out, tokens, outputs, inputs
+):  # fmt: skip  # pragma: no cover
+    """A worker's share of the values of all tokens.
+
+    Gates are made a run of blocks at a time, as every leap to what they gate takes a microsecond.
+    """
+    jobs, job_bytes = outputs // 2 // OUTPUTS, OUTPUTS // width * block_bytes
+    begin, end = jobs * worker // workers, jobs * (worker + 1) // workers
+    most = min(MOST_SUMS // tokens, end - begin)
+    gates = aligned(most * tokens * OUTPUTS).reshape((most, tokens * OUTPUTS))
+    values, rounded = aligned(tokens * OUTPUTS), np.empty(2 * LANES, np.uint16)
+    registers, anew = take_tiles(tiles), np.int64(tiles and bias == 0)
+    for first in range(begin, end, most):
+        run = min(most, end - first)
+        for i in range(2 * run):
+            n = first + i if i < run else jobs + first + i - run
+            later = jobs + first if i + 1 == run else first + run if i + 1 == 2 * run else n + 1
+            sums = gates[i] if i < run else values
+            if not anew:
+                begin_sums(sums, bias, n, OUTPUTS, tokens)
+            _add_block(
+                registers, anew, weight + n * job_bytes, width, block_bytes, x, inputs,
+                sums.ctypes.data, tokens, weight + later * job_bytes
+            )  # fmt: skip
+            if i >= run:
+                into = out + 2 * (first + i - run) * OUTPUTS
+                _write(gates[i - run], values, tokens, into, outputs // 2, rounded)
+    release_tiles(registers)
+
+
+@kernel
+@calls(_add_block)
+@no_type_check
+def _gate_small(
+    tiles, x, weight, width, block_bytes, bias, out, tokens, outputs, inputs
+):  # fmt: skip  # pragma: no cover
+    _gate_blocks(
+        FIRST, ALONE, tiles, x, weight, width, block_bytes, bias, out, tokens, outputs, inputs
+    )  # fmt: skip
+
+
+@parallel_kernel
+@calls(_add_block)
+@no_type_check
+def _gate(
+    threads, tiles, x, weight, width, block_bytes, bias, out, tokens, outputs, inputs
+):  # fmt: skip  # pragma: no cover
+    for worker in numba.prange(threads):
+        _gate_blocks(
+            np.int64(worker), threads, tiles, x, weight, width, block_bytes, bias, out, tokens,
+            outputs, inputs
+        )  # fmt: skip
