@@ -144,9 +144,9 @@ def project_gated(
     x: Float[Tensor, "*batch inputs"], layer: FusedLinear, activation: Activation
 ) -> Float[Tensor, "*batch inner"]:
     """`gated` of the layer's output, at once where its call is `linear` and nothing else."""
-    if is_compiling() or type(layer) is not FusedLinear or is_watched(layer):
+    is_plain = type(layer) is FusedLinear and layer.is_sorted and not is_watched(layer)
+    if is_compiling() or not is_plain:
         return gated(layer(x), activation)
-    assert layer.is_sorted
     return gated_linear(x, layer.held, layer.bias, activation)
 
 

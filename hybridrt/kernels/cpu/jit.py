@@ -88,7 +88,7 @@ _NUMBERS = {int: types.int64, float: types.float64, bool: types.boolean}
 def argument(kind: T) -> T:
     """Says once what numba takes such a named tuple for: its fields are what they are declared as.
 
-    Else it would ask every field at every call, for which a kernel of a short prompt could be run.
+    Else it asks every field at every call, which takes longer than a small kernel.
     """
     fields = [_NUMBERS[field] for field in get_type_hints(kind).values()]
     known = types.BaseTuple.from_types(fields, kind)
