@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hybridrt.cache.spec import Window
+from hybridrt.kernels.gated import gated
 from hybridrt.kernels.reference import delta_inputs
 from hybridrt.layers import gated_delta_net, mamba1, mamba2, mlp, relu2, short_conv
 from hybridrt.layers.norm import RMSNorm
@@ -102,10 +103,10 @@ def swapped_gate_weights(_: CausalLM, layer: Any) -> None:
 
 
 def swapped_gate(_: CausalLM, layer: Any) -> None:
-    def wrong(right: Any, x: Tensor, activation: Any) -> Tensor:
-        return right(torch.cat(x.chunk(2, dim=-1)[::-1], dim=-1), activation)
+    def wrong(right: Any, x: Tensor, project: nn.Module, activation: Any) -> Tensor:
+        return gated(torch.cat(project(x).chunk(2, dim=-1)[::-1], dim=-1), activation)
 
-    during(layer.mlp, mlp, "gated", wrong)
+    during(layer.mlp, mlp, "project_gated", wrong)
 
 
 def activation(_: CausalLM, layer: Any) -> None:
