@@ -5,6 +5,7 @@ is float16.
 """
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from inspect import signature
 from typing import Any
 
@@ -12,6 +13,11 @@ import pytest
 import torch
 
 HAS_GPU = torch.cuda.is_available()
+
+if not HAS_GPU and find_spec("triton"):
+    from tests.kernels.triton.interpreter import quicken
+
+    quicken()
 
 PLACES = [
     ("cpu", torch.float32),
