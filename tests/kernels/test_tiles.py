@@ -19,7 +19,7 @@ from hybridrt.kernels.cpu.tile_registers import (
     release_tiles,
     take_tiles,
 )
-from hybridrt.kernels.cpu.tiles import add_by_tiles, multiply_runs
+from hybridrt.kernels.cpu.tiles import add_by_tiles, add_near, multiply_runs
 from hybridrt.kernels.cpu.vectors import HAS_REGISTERS, pointer
 from tests.harness.properties import bounded
 
@@ -30,6 +30,13 @@ needs_tiles = pytest.mark.skipif(not multiplies_tiles(), reason="the processor h
 def run_tiles(*args: int) -> None:
     tiles = take_tiles(True)
     add_by_tiles(tiles, *args)
+    release_tiles(tiles)
+
+
+@numba.njit
+def run_near(*args: int) -> None:
+    tiles = take_tiles(True)
+    add_near(tiles, *args)
     release_tiles(tiles)
 
 
@@ -90,6 +97,13 @@ def test_is_the_product(pairs: int, tokens: int, width: int, ahead: str, seed: i
         [multiply(weight, x[t : t + 1], sums[t : t + 1], width, ahead) for t in (0, tokens - 1)]
     )
     assert torch.equal(alone, found[[0, -1]])
+    if width == OUTPUTS:
+        blocks, guard = blocks_of(weight, width), torch.full((1, OUTPUTS), 7.0)
+        for anew, begin, expected in ((False, sums, found), (True, spoilt, of_zeros)):
+            near = torch.cat([begin, guard])
+            places = blocks.data_ptr(), x.data_ptr(), 4 * pairs, pairs, near.data_ptr(), tokens
+            run_near(anew, *places)
+            assert torch.equal(near, torch.cat([expected, guard]))
 
 
 @numba.njit

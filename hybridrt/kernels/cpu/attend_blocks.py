@@ -11,6 +11,7 @@ import numba
 import numpy as np
 
 from hybridrt.kernels.cpu.attend_tile import NOTHING, capped, first_seen
+from hybridrt.kernels.cpu.bfloat16 import halves
 from hybridrt.kernels.cpu.fast_exp import LOG2_E
 from hybridrt.kernels.cpu.jit import (
     ALONE,
@@ -23,22 +24,36 @@ from hybridrt.kernels.cpu.jit import (
 )
 from hybridrt.kernels.cpu.packed_dot import OUTPUTS
 from hybridrt.kernels.cpu.packed_linear import add_products
-from hybridrt.kernels.cpu.tile_registers import release_tiles, take_tiles
+from hybridrt.kernels.cpu.tile_registers import ROWS, release_tiles, take_tiles
+from hybridrt.kernels.cpu.tiles import add_near
 from hybridrt.kernels.cpu.vector_math import (
     add,
+    any_more,
     exp2,
     fma,
     largest_lane,
     more_of,
     mul,
     splat,
-    sub,
     sum_of_lanes,
 )
-from hybridrt.kernels.cpu.vectors import LANES, aligned, load, load_some, pointer, store, store_some
+from hybridrt.kernels.cpu.vectors import (
+    LANES,
+    aligned,
+    load,
+    load_up_to,
+    pointer,
+    store,
+    store_some,
+    store_up_to,
+)
 
 assert OUTPUTS == 4 * LANES, "scores of a block are four vectors"
-QUERIES = 128  # of a head at a time: their sums stay in the second cache
+QUERIES = 128
+"""Of a head at a time: their sums stay in the second cache."""
+
+AT_ONCE = 2 * ROWS
+"""Of these by tiles: their scores and weights stay in the nearest cache."""
 
 
 @argument
@@ -77,105 +92,123 @@ def _cap(scores, count, scale, softcap):  # pragma: no cover  (compiled, as all 
 @no_type_check
 def _hide(scores, rows, position, start, window, chunked):  # pragma: no cover
     """Has scores of a block that begins at `start` count nothing where a query doesn't see."""
+    nothing = splat(NOTHING)
     for r in range(rows):
-        here = position + r
-        for j in range(min(first_seen(here, window, chunked) - start, OUTPUTS)):
-            scores[r * OUTPUTS + j] = NOTHING
-        for j in range(max(here + 1 - start, 0), OUTPUTS):
-            scores[r * OUTPUTS + j] = NOTHING
+        here, at = position + r, r * OUTPUTS
+        before = min(first_seen(here, window, chunked) - start, OUTPUTS)
+        for d in range(0, before, LANES):
+            store_some(nothing, scores, at + d, min(before - d, LANES))
+        seen = max(here + 1 - start, 0)
+        for d in range(seen // LANES * LANES, OUTPUTS, LANES):
+            those = load(scores, at + d)
+            store(nothing, scores, at + d)
+            store_some(those, scores, at + d, max(seen - d, 0))
 
 
 @inner
 @no_type_check
-def _raise_tops(scores, rows, scale, tops, kept):  # pragma: no cover
-    """Takes the largest score of each row into `tops`; and what part is kept of sums before.
-
-    Scores times `scale` are exponents of two.
-    """
-    for r in range(rows):
-        at = r * OUTPUTS
-        one = more_of(load(scores, at), load(scores, at + LANES))
-        other = more_of(load(scores, at + 2 * LANES), load(scores, at + 3 * LANES))
-        kept[r] = max(tops[r], largest_lane(more_of(one, other)) * scale)
-    for r in range(0, rows, LANES):
-        some = min(LANES, rows - r)
-        before, now = load_some(tops, r, some), load_some(kept, r, some)
-        store_some(now, tops, r, some)
-        store_some(exp2(sub(before, now)), kept, r, some)
+def _bring_down(kept, row, totals, sums, width, rows):  # pragma: no cover
+    """Keeps a part of what a row has summed."""
+    store(mul(load(totals, row * LANES), kept), totals, row * LANES)
+    for part in range(0, width * rows, OUTPUTS * rows):
+        begin = part + row * OUTPUTS
+        for d in range(begin, begin + OUTPUTS, LANES):
+            store(mul(load(sums, d), kept), sums, d)
 
 
 @inner_sums
 @no_type_check
-def _weigh(scores, rows, scale, tops, kept, totals, weights):  # pragma: no cover
-    """Weights of each row's scores, which are added to its vector of `totals`."""
+def _weigh(
+    scores, weights, count, scale, first, tops, totals, sums, width, rows
+):  # fmt: skip  # pragma: no cover
+    """Weights of the scores of `count` rows, from the `first` on, added to each one's `totals`.
+
+    Scores times `scale` are exponents of two; weights are relative to `tops`.
+    """
     factor = splat(scale)
-    for r in range(rows):
-        at, top = r * OUTPUTS, splat(-tops[r])
-        a = exp2(fma(load(scores, at), factor, top))
-        b = exp2(fma(load(scores, at + LANES), factor, top))
-        c = exp2(fma(load(scores, at + 2 * LANES), factor, top))
-        d = exp2(fma(load(scores, at + 3 * LANES), factor, top))
+    for r in range(count):
+        at, row = r * OUTPUTS, first + r
+        a, b = load(scores, at), load(scores, at + LANES)
+        c, d = load(scores, at + 2 * LANES), load(scores, at + 3 * LANES)
+        largest = mul(more_of(more_of(a, b), more_of(c, d)), factor)
+        if any_more(largest, splat(tops[row])):
+            before, tops[row] = tops[row], largest_lane(largest)
+            _bring_down(exp2(splat(before - tops[row])), row, totals, sums, width, rows)
+        top = splat(-tops[row])
+        a = exp2(fma(a, factor, top))
+        b = exp2(fma(b, factor, top))
+        c = exp2(fma(c, factor, top))
+        d = exp2(fma(d, factor, top))
         store(a, weights, at)
         store(b, weights, at + LANES)
         store(c, weights, at + 2 * LANES)
         store(d, weights, at + 3 * LANES)
-        before = load(totals, r * LANES)
-        store(fma(before, splat(kept[r]), add(add(a, b), add(c, d))), totals, r * LANES)
+        added = add(add(a, b), add(c, d))
+        store(add(load(totals, row * LANES), added), totals, row * LANES)
+
+
+@inner
+@no_type_check
+def _multiply(
+    tiles, anew, block, vectors, vector_bytes, pairs, sums, count
+):  # fmt: skip  # pragma: no cover
+    """Adds products of a block with `count` vectors to `sums: float32[count, OUTPUTS]`."""
+    if tiles != 0:
+        add_near(tiles, anew != 0, block, vectors, vector_bytes, pairs, sums, count)
+    else:
+        end = block + 4 * OUTPUTS * pairs
+        add_products(0, anew, block, vectors, vector_bytes, pairs, sums, count, end)
 
 
 @inner
 @no_type_check
 def _attend(
-    tiles, query, rows, position, k_blocks, v_blocks, chunk, scale, softcap, sink, scores, weights,
-    tops, totals, kept, sums
+    tiles, queries, rows, position, keys, k_bytes, values, v_bytes, chunk, scale, softcap, sink,
+    scores, weights, tops, totals, sums
 ):  # fmt: skip  # pragma: no cover
-    """The queries of one head from `position` on, to the blocks of its key head, into `sums`."""
-    has_sink = sink > NOTHING
-    width = (chunk.v + OUTPUTS - 1) // OUTPUTS * OUTPUTS
+    """The queries of one head from `position` on, to the blocks of its key head, into `sums`.
+
+    Queries, keys and values are addresses.
+    """
+    width, q_bytes = (chunk.v + OUTPUTS - 1) // OUTPUTS * OUTPUTS, 2 * chunk.k
     tops[:rows] = sink * LOG2_E
     totals[: rows * LANES] = 0
-    for r in range(rows if has_sink else 0):
+    for r in range(rows if sink > NOTHING else 0):
         totals[r * LANES] = 1
     sums[: rows * width] = 0
-    # Of the rows' sums those for the same outputs of a value are neighbours.
+    # Arrays are counted wherever they are passed on; pointers and addresses are not.
+    of_tops, of_totals, of_sums = pointer(tops), pointer(totals), pointer(sums)
     of_scores, of_weights = pointer(scores), pointer(weights)
-    of_sums, of_kept = pointer(sums), pointer(kept)
+    at_scores, at_weights, at_sums = scores.ctypes.data, weights.ctypes.data, sums.ctypes.data
+    factor, at_once = LOG2_E if softcap > 0 else scale * LOG2_E, AT_ONCE if tiles != 0 else rows
     first = first_seen(position, chunk.window, chunk.chunked) // OUTPUTS
     for block in range(first, (position + rows - 1) // OUTPUTS + 1):
         start = block * OUTPUTS
         begin, end = max(start - position, 0), rows
         while first_seen(position + end - 1, chunk.window, chunk.chunked) >= start + OUTPUTS:
             end -= 1
-        some = end - begin
-        keys = k_blocks[block - chunk.first_block]
-        values = v_blocks[block - chunk.first_block]
-        step = 2 * chunk.q_token
-        add_products(
-            tiles, 1, keys.ctypes.data, query + begin * step, step, chunk.k // 2,
-            scores.ctypes.data, some, keys.ctypes.data + keys.nbytes
-        )  # fmt: skip
-        if softcap > 0:
-            _cap(scores, some * OUTPUTS, scale, softcap)
         last_start = first_seen(position + end - 1, chunk.window, chunk.chunked)
-        if start + OUTPUTS > position + begin + 1 or last_start > start:
-            _hide(scores, some, position + begin, start, chunk.window, chunk.chunked)
-        factor = LOG2_E if softcap > 0 else scale * LOG2_E
-        of_tops = pointer(tops[begin:])
-        _raise_tops(of_scores, some, factor, of_tops, of_kept)
-        of_totals = pointer(totals[begin * LANES :])
-        _weigh(of_scores, some, factor, of_tops, of_kept, of_totals, of_weights)
-        for part in range(width // OUTPUTS):
-            at = (part * rows + begin) * OUTPUTS
-            for r in range(some):
-                if kept[r] != 1:
-                    share = splat(kept[r])
-                    for d in range(at + r * OUTPUTS, at + (r + 1) * OUTPUTS, LANES):
-                        store(mul(load(of_sums, d), share), of_sums, d)
-            of_part = values.ctypes.data + 2 * OUTPUTS * OUTPUTS * part
-            add_products(
-                tiles, 0, of_part, weights.ctypes.data, 2 * OUTPUTS, OUTPUTS // 2,
-                sums.ctypes.data + 4 * at, some, of_part + 2 * OUTPUTS * OUTPUTS
+        hides = start + OUTPUTS > position + begin + 1 or last_start > start
+        of_block = block - chunk.first_block
+        for row in range(begin, end, at_once):
+            some = min(at_once, end - row)
+            _multiply(
+                tiles, 1, keys + k_bytes * of_block, queries + q_bytes * row, q_bytes, chunk.k // 2,
+                at_scores, some
             )  # fmt: skip
+            if softcap > 0:
+                _cap(scores, some * OUTPUTS, scale, softcap)
+            if hides:
+                _hide(of_scores, some, position + row, start, chunk.window, chunk.chunked)
+            _weigh(
+                of_scores, of_weights, some, factor, row, of_tops, of_totals, of_sums, width, rows
+            )  # fmt: skip
+            # Of the rows' sums those for the same outputs of a value are neighbours.
+            for d in range(0, width, OUTPUTS):
+                _multiply(
+                    tiles, 0, values + v_bytes * of_block + 2 * OUTPUTS * d, at_weights,
+                    2 * OUTPUTS, OUTPUTS // 2, at_sums + 4 * (d * rows + row * OUTPUTS), some
+                )  # fmt: skip
 
 
 @inner
@@ -183,32 +216,46 @@ def _attend(
 def _work(
     worker, workers, q, k_blocks, v_blocks, chunk, scale, softcap, sinks, out
 ):  # fmt: skip  # pragma: no cover
-    """Every job whose turn it is: some queries of a head, the last ones, which see most, first."""
-    width = (chunk.v + OUTPUTS - 1) // OUTPUTS * OUTPUTS
-    scores = aligned(QUERIES * OUTPUTS)
-    weights = aligned(QUERIES * OUTPUTS // 2).view(np.uint16)
-    sums, totals = aligned(QUERIES * width), aligned(QUERIES * LANES)
-    tops, kept = aligned(QUERIES), aligned(QUERIES)
+    """Every job whose turn it is: some queries of a head, the last ones, which see most, first.
+
+    Heads follow one another: what one has of keys and values stays in the second cache.
+    """
+    width, size = (chunk.v + OUTPUTS - 1) // OUTPUTS * OUTPUTS, max(QUERIES, AT_ONCE)
+    own = aligned(QUERIES * chunk.k // 2).view(np.uint16)
+    scores, weights = aligned(size * OUTPUTS), aligned(size * OUTPUTS // 2).view(np.uint16)
+    sums, totals, tops = aligned(QUERIES * width), aligned(QUERIES * LANES), aligned(QUERIES)
+    of_q, of_own, of_out = pointer(halves(q, 1)), pointer(own), pointer(out)
+    of_sums, of_totals, all_heads = pointer(sums), pointer(totals), out.shape[1]
+    k_bytes, v_bytes = 4 * k_blocks.shape[2], 4 * v_blocks.shape[2]
     tiles, before = take_tiles(chunk.tiles), chunk.position // QUERIES
     parts = (chunk.position + chunk.queries - 1) // QUERIES + 1 - before
-    for job in range(worker, parts * chunk.heads, workers):
-        part, index = before + parts - 1 - job // chunk.heads, job % chunk.heads
-        head, kv_head = chunk.first_head + index, index // chunk.group
+    for turn in range((parts * chunk.heads + workers - 1) // workers):
+        # There and back, so that nobody always has those that see more.
+        job = turn * workers + (worker if turn % 2 == 0 else workers - 1 - worker)
+        if job >= parts * chunk.heads:
+            continue
+        part, index = before + parts - 1 - job % parts, job // parts
+        head, blocks = chunk.first_head + index, index // chunk.group * k_blocks.shape[1]
         begin = max(part * QUERIES, chunk.position) - chunk.position
         rows = min((part + 1) * QUERIES - chunk.position, chunk.queries) - begin
-        query = q + 2 * (head * chunk.q_head + begin * chunk.q_token)
+        for r in range(rows):
+            query = head * chunk.q_head + (begin + r) * chunk.q_token
+            for d in range(0, chunk.k, LANES):
+                some = min(LANES, chunk.k - d)
+                store_up_to(load_up_to(of_q, query + d, some), of_own, r * chunk.k + d, some)
         _attend(
-            tiles, query, rows, chunk.position + begin, k_blocks[kv_head], v_blocks[kv_head],
-            chunk, scale, softcap, sinks[head] if len(sinks) > 0 else NOTHING, scores, weights,
-            tops, totals, kept, sums
+            tiles, own.ctypes.data, rows, chunk.position + begin,
+            k_blocks.ctypes.data + k_bytes * blocks, k_bytes,
+            v_blocks.ctypes.data + v_bytes * blocks, v_bytes, chunk, scale, softcap,
+            sinks[head] if len(sinks) > 0 else NOTHING, scores, weights, tops, totals, sums
         )  # fmt: skip
         for r in range(rows):
-            result, total = pointer(out[begin + r, head]), load(pointer(totals), r * LANES)
-            share = splat(np.float32(1) / sum_of_lanes(total))
+            result = ((begin + r) * all_heads + head) * chunk.v
+            share = splat(np.float32(1) / sum_of_lanes(load(of_totals, r * LANES)))
             for d in range(0, chunk.v, LANES):
                 at = (d // OUTPUTS * rows + r) * OUTPUTS + d % OUTPUTS
                 some = min(LANES, chunk.v - d)
-                store_some(mul(load(pointer(sums), at), share), result, d, some)
+                store_up_to(mul(load(of_sums, at), share), of_out, result + d, some)
     release_tiles(tiles)
 
 

@@ -79,6 +79,29 @@ def _add_many(
 
 @inner
 @no_type_check
+def add_near(
+    tiles, anew, block, vectors, vector_bytes, pairs, sums, count
+):  # fmt: skip  # pragma: no cover
+    """`add_by_tiles` for a whole block in the nearest caches: nothing is asked for ahead."""
+    row_bytes, steps, rest = 4 * OUTPUTS, pairs // ROWS, pairs % ROWS
+    for first in range(0, count, ROWS):
+        some, into = min(ROWS, count - first), sums + SUM_BYTES * first
+        own = vectors + vector_bytes * first
+        if steps > 0:
+            hold(tiles, some, ROWS)
+            dot(
+                anew, block, row_bytes, row_bytes // 2, own, vector_bytes, steps, into, 0, 0, 0
+            )  # fmt: skip
+        if rest > 0:
+            hold(tiles, some, rest)
+            dot(
+                anew and steps == 0, block + row_bytes * ROWS * steps, row_bytes, row_bytes // 2,
+                own + 4 * ROWS * steps, vector_bytes, 1, into, 0, 0, 0
+            )  # fmt: skip
+
+
+@inner
+@no_type_check
 def multiply_runs(tiles, anew, runs, block, steps, sums):  # pragma: no cover
     """Adds products of `RUNS` times `ROWS` vectors to `sums: float32[RUNS * ROWS, ROWS]`.
 

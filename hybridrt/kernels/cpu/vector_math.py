@@ -88,6 +88,18 @@ def larger(typing_context, a, b):
 
 @intrinsic
 @no_type_check
+def any_more(typing_context, a, b):
+    """Whether `a` is larger than `b` in any lane; not where either is NaN."""
+
+    def code(context, builder, signature, args):
+        lanes = builder.bitcast(builder.fcmp_ordered(">", *args), _MASK)
+        return builder.icmp_unsigned("!=", lanes, ir.Constant(_MASK, 0))
+
+    return types.boolean(FLOATS, FLOATS), code
+
+
+@intrinsic
+@no_type_check
 def exp(typing_context, x):
     """What `fast_exp` gives, in each lane; for 89 infinity."""
 
