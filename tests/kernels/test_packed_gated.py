@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridrt.kernels.cpu import packed_gated as kernel
+from hybridrt.kernels.cpu.packed_linear import AT_ONCE
 from hybridrt.kernels.cpu.vectors import HAS_REGISTERS
 from hybridrt.kernels.gated import gated
 from hybridrt.kernels.linear import gated_linear
@@ -29,7 +30,7 @@ def make_layer(inputs: int, inner: int, bias: bool) -> FusedLinear:
 
 @bounded(40)
 @given(
-    tokens=st.integers(1, kernel.MOST + 2),
+    tokens=st.one_of(st.integers(1, kernel.MOST + 2), st.integers(kernel.MOST, 2 * AT_ONCE + 40)),
     pairs=st.integers(1, 150),
     inner=st.sampled_from([64, 192, 1024, 1664, 70]),  # runs of one block and of several; no block
     bias=st.booleans(),

@@ -12,7 +12,7 @@ from hybridrt.kernels.cpu.bfloat16 import halves
 from hybridrt.kernels.cpu.gated import times_sigmoid
 from hybridrt.kernels.cpu.jit import ALONE, FIRST, apart, calls, inner, kernel, parallel_kernel
 from hybridrt.kernels.cpu.packed_dot import OUTPUTS
-from hybridrt.kernels.cpu.packed_linear import FEW, SMALL, add_products, begin_sums
+from hybridrt.kernels.cpu.packed_linear import AT_ONCE, FEW, SMALL, add_products, begin_sums
 from hybridrt.kernels.cpu.tile_registers import multiplies_tiles, release_tiles, take_tiles
 from hybridrt.kernels.cpu.tile_square import is_square
 from hybridrt.kernels.cpu.tiles import add_by_tiles
@@ -23,7 +23,7 @@ MOST_SUMS = 512
 """Tokens times blocks of gates, which stay in the second cache: 128 KiB."""
 
 FEWEST, MOST = 17, MOST_SUMS // 4
-"""Tokens: of fewer, a leap costs more than the gate; of more, runs are short."""
+"""Tokens: of fewer, a leap costs more than the gate; of more, oneDNN is faster than pairs."""
 
 
 def takes(tokens: int, width: int, outputs: int, inputs: int) -> bool:
@@ -31,8 +31,8 @@ def takes(tokens: int, width: int, outputs: int, inputs: int) -> bool:
 
     A block then has either gates or what they gate. What `multiply_square` takes is left to it.
     """
-    whole = outputs % (2 * OUTPUTS) == 0
-    return whole and FEWEST <= tokens <= MOST and not is_square(width, tokens, inputs)
+    whole, most = outputs % (2 * OUTPUTS) == 0, 2**31 if multiplies_tiles() else MOST
+    return whole and FEWEST <= tokens <= most and not is_square(width, tokens, inputs)
 
 
 def packed_gated(
@@ -103,25 +103,31 @@ def _gate_blocks(
     """
     jobs, job_bytes = outputs // 2 // OUTPUTS, OUTPUTS // width * block_bytes
     begin, end = jobs * worker // workers, jobs * (worker + 1) // workers
-    most = min(MOST_SUMS // tokens, end - begin)
-    gates = aligned(most * tokens * OUTPUTS).reshape((most, tokens * OUTPUTS))
-    values, rounded = aligned(tokens * OUTPUTS), np.empty(2 * LANES, np.uint16)
+    parts = (tokens + AT_ONCE - 1) // AT_ONCE
+    count = (tokens + parts - 1) // parts
+    most = min(MOST_SUMS // count, end - begin)
+    gates = aligned(most * count * OUTPUTS).reshape((most, count * OUTPUTS))
+    values, rounded = aligned(count * OUTPUTS), np.empty(2 * LANES, np.uint16)
     registers, anew = take_tiles(tiles), np.int64(tiles and bias == 0)
-    for first in range(begin, end, most):
-        run = min(most, end - first)
-        for i in range(2 * run):
-            n = first + i if i < run else jobs + first + i - run
-            later = jobs + first if i + 1 == run else first + run if i + 1 == 2 * run else n + 1
-            sums = gates[i] if i < run else values
-            if not anew:
-                begin_sums(sums, bias, n, OUTPUTS, tokens)
-            _add_block(
-                registers, anew, weight + n * job_bytes, width, block_bytes, x, inputs,
-                sums.ctypes.data, tokens, weight + later * job_bytes
-            )  # fmt: skip
-            if i >= run:
-                into = out + 2 * (first + i - run) * OUTPUTS
-                _write(gates[i - run], values, tokens, into, outputs // 2, rounded)
+    for token in range(0, tokens, count):
+        some = min(count, tokens - token)
+        for first in range(begin, end, most):
+            run = min(most, end - first)
+            after = first + run if first + run < end else begin  # for the tokens that follow
+            for i in range(2 * run):
+                n = first + i if i < run else jobs + first + i - run
+                later = jobs + first if i + 1 == run else after if i + 1 == 2 * run else n + 1
+                sums = gates[i] if i < run else values
+                if not anew:
+                    begin_sums(sums, bias, n, OUTPUTS, some)
+                _add_block(
+                    registers, anew, weight + n * job_bytes, width, block_bytes,
+                    x + 2 * inputs * token, inputs, sums.ctypes.data, some,
+                    weight + later * job_bytes
+                )  # fmt: skip
+                if i >= run:
+                    into = out + 2 * (token * (outputs // 2) + (first + i - run) * OUTPUTS)
+                    _write(gates[i - run], values, some, into, outputs // 2, rounded)
     release_tiles(registers)
 
 

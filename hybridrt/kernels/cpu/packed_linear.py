@@ -48,8 +48,8 @@ FEW = 8  # tokens whose products take about as long as reading a weight from mem
 
 
 def most_tokens() -> int:
-    """Of so many products with pairs or by AMX are faster than oneDNN's, which has both, too."""
-    return 128 if BY_PAIRS or multiplies_tiles() else 2**31
+    """Of so many our products take less time than oneDNN's: by pairs of few, elsewhere of any."""
+    return 128 if BY_PAIRS and not multiplies_tiles() else 2**31
 
 
 def can_multiply(width: int) -> bool:
@@ -198,12 +198,13 @@ def _multiply_blocks(
     Its blocks are neighbours, since every leap to others takes a microsecond. What all of them
     need is made before the first: while it is made nothing is read.
     """
-    most = min(tokens, AT_ONCE)
+    parts = (tokens + AT_ONCE - 1) // AT_ONCE
+    most = (tokens + parts - 1) // parts  # as even as can be: each part reads the weight
     sums, per_job = aligned(most * OUTPUTS), OUTPUTS // width
     totals, of_sums, registers = pointer(sums), sums.ctypes.data, take_tiles(tiles)
     jobs = (outputs + OUTPUTS - 1) // OUTPUTS
     begin, end = jobs * worker // workers, jobs * (worker + 1) // workers
-    for job in range((end - begin) * ((tokens + most - 1) // most)):
+    for job in range((end - begin) * parts):
         part, n = job // (end - begin) * most, begin + job % (end - begin)
         some = min(most, tokens - part)
         vectors = x + 2 * inputs * part

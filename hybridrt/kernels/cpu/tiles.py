@@ -13,8 +13,12 @@ from hybridrt.kernels.cpu.tile_registers import ROWS, SUM_BYTES, dot, dot_runs, 
 AHEAD = 2
 """Times `ROWS` pairs of inputs, from reading them from memory to multiplying them."""
 
-AHEAD_OF_TURNS = 4
-"""The same where vectors take turns, which share so many steps in the nearest caches."""
+AHEAD_OF_TURNS, AHEAD_OF_MANY = 4, 8
+"""The same where vectors take turns, up to `FEW_TURNS` or more, which share so many steps in the
+nearest caches: weights come from memory in time for few turns, and sums are put down and taken up
+again half as often for many."""
+
+FEW_TURNS = 4
 
 LINES = 4 * OUTPUTS * ROWS // 64
 """Of memory, for all weights of `ROWS` pairs."""
@@ -49,7 +53,9 @@ def _add_many(
     """Turns of a register of vectors, each of which reads a share of what the block has next."""
     turns, own_bytes, end = (count + ROWS - 1) // ROWS, ROWS * row_bytes, block + row_bytes * pairs
     size = (count + turns - 1) // turns  # as even as can be: to hold other sizes takes time
-    steps_ahead, most = (AHEAD, pairs) if turns == 1 else (AHEAD_OF_TURNS, AHEAD_OF_TURNS)
+    steps_ahead, most = AHEAD, pairs
+    if turns > 1:
+        steps_ahead = most = AHEAD_OF_TURNS if turns <= FEW_TURNS else AHEAD_OF_MANY
     begin, ahead, all_rows, all_lines = 0, 0, 0, 0
     while begin < pairs:
         # Whole registers of pairs; the last pairs, if they are fewer, are one.
