@@ -1,12 +1,12 @@
 """hybridrt beside transformers, vLLM and llama.cpp: same weights, prompts and threads, in turns.
 
     python benchmarks/compare.py [--models llama jamba ...] [--what prefill decode]
-        [--tokens 128 2048 4096] [--batches 1 8 32] [--vllm EXE]
+        [--tokens 128 512 2048 4096] [--batches 1 8 32] [--vllm EXE]
         [--llama-cpp EXE] [--out FILE.md]
 
 Of models with random weights in bfloat16, made by transformers (`models.py`):
 
-    prefill  tokens a second of prompts of 128 and 2,048 tokens, to the first token of all
+    prefill  tokens a second of prompts of 128, 512 and 2,048 tokens, to the first token of all
     decode   milliseconds a step behind 128 and 4,096 tokens of context
 
 beside the floor: what the machine allows, by the bytes that must be read and the operations of
@@ -46,7 +46,7 @@ from hybridrt.measure.machine import Limits
 from hybridrt.measure.timing import Spread, take_turns
 from hybridrt.measure.work import between_tokens, to_first_token
 
-TOKENS = {"prefill": (128, 2048), "decode": (128, 4096)}
+TOKENS = {"prefill": (128, 512, 2048), "decode": (128, 4096)}
 BATCHES = (1, 8, 32)
 STEPS = 16
 AGREEING = 100  # tokens behind which logits are compared
