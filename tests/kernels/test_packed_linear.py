@@ -2,6 +2,7 @@
 
 import copy
 
+import numba
 import pytest
 import torch
 from hypothesis import given
@@ -9,7 +10,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from hybridrt.kernels.cpu.packed_linear import AT_ONCE, most_tokens
+from hybridrt.kernels.cpu.packed_gated import packed_gated
+from hybridrt.kernels.cpu.packed_linear import (
+    AT_ONCE,
+    FEWEST_SHARED,
+    most_tokens,
+    packed_linear,
+    share_of,
+)
 from hybridrt.kernels.cpu.vectors import HAS_REGISTERS, MULTIPLIES_PAIRS
 from hybridrt.kernels.linear import FEWEST_SINGLES, BlockedWeight, find_blocks, pack_weight
 from hybridrt.layers.linear import Linear
@@ -61,6 +69,47 @@ def test_alone_is_as_beside_others(tokens: int, outputs: int) -> None:
     x = torch.randn(tokens, 130).bfloat16()
     alone = torch.cat([layer(row[None]) for row in x])
     torch.testing.assert_close(layer(x), alone, rtol=0, atol=0)
+
+
+@numba.njit
+def shares_of(workers: int, tokens: int) -> list[tuple[int, int, int, int]]:
+    return [share_of(worker, workers, tokens) for worker in range(workers)]
+
+
+@bounded(30)
+@given(workers=st.integers(1, 5), tokens=st.integers(1, 5 * FEWEST_SHARED + 9))
+def test_each_output_of_each_token_is_somebodys(workers: int, tokens: int) -> None:
+    parts, first = {}, 0
+    for part, count, begin, some in shares_of(workers, tokens):
+        if count == 1:  # all outputs of its own tokens
+            assert begin == first and some > 0
+            first += some
+        else:
+            assert (begin, some) == (0, tokens)
+            parts[part] = count
+    if parts:
+        assert parts == dict.fromkeys(range(workers), workers)
+    else:
+        assert first == tokens
+
+
+@has_blocks
+@pytest.mark.parametrize("gates", [False, True], ids=["plain", "gated"])
+def test_threads_share_tokens_or_outputs_with_the_same_bits(gates: bool) -> None:
+    """Of many tokens each thread takes some, as one thread does of fewer."""
+    layer, _ = make_linear(96, 640, bias=True)
+    assert layer.blocked is not None
+    x = torch.randn(2 * FEWEST_SHARED + 31, 96).bfloat16()
+    run = packed_gated if gates else packed_linear
+    args = layer.blocked.address, layer.blocked.width, layer.blocked.block_bytes, layer.bias, 640
+    before = numba.get_num_threads()
+    try:
+        numba.set_num_threads(1)
+        alone = torch.cat([run(rows, *args) for rows in x.split(60)])
+        numba.set_num_threads(min(2, numba.config.NUMBA_NUM_THREADS))
+        assert torch.equal(run(x, *args), alone)
+    finally:
+        numba.set_num_threads(before)
 
 
 @has_blocks

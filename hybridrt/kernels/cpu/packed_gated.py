@@ -12,7 +12,14 @@ from hybridrt.kernels.cpu.bfloat16 import halves
 from hybridrt.kernels.cpu.gated import times_sigmoid
 from hybridrt.kernels.cpu.jit import ALONE, FIRST, apart, calls, inner, kernel, parallel_kernel
 from hybridrt.kernels.cpu.packed_dot import OUTPUTS
-from hybridrt.kernels.cpu.packed_linear import AT_ONCE, FEW, SMALL, add_products, begin_sums
+from hybridrt.kernels.cpu.packed_linear import (
+    AT_ONCE,
+    FEW,
+    SMALL,
+    add_products,
+    begin_sums,
+    share_of,
+)
 from hybridrt.kernels.cpu.tile_registers import multiplies_tiles, release_tiles, take_tiles
 from hybridrt.kernels.cpu.tile_square import is_square
 from hybridrt.kernels.cpu.tiles import add_by_tiles
@@ -149,7 +156,8 @@ def _gate(
     threads, tiles, x, weight, width, block_bytes, bias, out, tokens, outputs, inputs
 ):  # fmt: skip  # pragma: no cover
     for worker in numba.prange(threads):
+        part, parts, first, some = share_of(np.int64(worker), threads, tokens)
         _gate_blocks(
-            np.int64(worker), threads, tiles, x, weight, width, block_bytes, bias, out, tokens,
-            outputs, inputs
+            part, parts, tiles, x + 2 * inputs * first, weight, width, block_bytes, bias,
+            out + outputs * first, some, outputs, inputs
         )  # fmt: skip

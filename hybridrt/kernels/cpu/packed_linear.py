@@ -44,6 +44,7 @@ FEWEST_WIDENED = 1000 if BY_PAIRS else 3
 
 LINES = 4 * OUTPUTS // LINE  # of a pair for all outputs of a block
 SMALL = 2**18  # weights: beyond it another thread is worth waking
+FEWEST_SHARED = 192  # tokens of a worker: of fewer, a weight takes long to read for each
 FEW = 8  # tokens whose products take about as long as reading a weight from memory
 
 
@@ -235,6 +236,20 @@ def _multiply_blocks(
     release_tiles(registers)
 
 
+@inner
+@no_type_check
+def share_of(worker, workers, tokens):  # pragma: no cover
+    """What a worker takes: its number, of how many that share outputs, and tokens from one on.
+
+    Of many tokens each takes its own and all outputs: what it had of them is in its caches, and
+    what another core has written is slow to read.
+    """
+    if tokens < FEWEST_SHARED * workers:
+        return worker, workers, FIRST, tokens
+    begin, end = tokens * worker // workers, tokens * (worker + 1) // workers
+    return FIRST, ALONE, begin, end - begin
+
+
 @kernel
 @calls(add_products)
 @no_type_check
@@ -253,9 +268,10 @@ def _multiply(
     threads, tiles, x, weight, width, block_bytes, bias, out, tokens, outputs, inputs
 ):  # fmt: skip  # pragma: no cover
     for worker in numba.prange(threads):
+        part, parts, first, some = share_of(np.int64(worker), threads, tokens)
         _multiply_blocks(
-            np.int64(worker), threads, tiles, x, weight, width, block_bytes, bias, out, tokens,
-            outputs, inputs
+            part, parts, tiles, x + 2 * inputs * first, weight, width, block_bytes, bias,
+            out + 2 * outputs * first, some, outputs, inputs
         )  # fmt: skip
 
 
