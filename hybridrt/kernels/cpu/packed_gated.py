@@ -30,7 +30,8 @@ MOST_SUMS = 512
 """Tokens times blocks of gates, which stay in the second cache: 128 KiB."""
 
 FEWEST, MOST = 17, MOST_SUMS // 4
-"""Tokens: of fewer, a leap costs more than the gate; of more, oneDNN is faster than pairs."""
+"""Tokens: of fewer, a leap costs more than the gate. Of more, AMX alone is taken: oneDNN's product
+is faster than one of pairs, and of what they are widened to more were not measured."""
 
 
 def takes(tokens: int, width: int, outputs: int, inputs: int) -> bool:
