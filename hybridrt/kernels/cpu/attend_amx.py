@@ -187,14 +187,14 @@ def attend_by_tiles(
     for t in range(0, job.tokens, TILE):
         tile, first = min(TILE, job.tokens - t), job.first + t
         find_runs(at_k, k_places, t, first, tile, sizes.k, sizes.k_token, block, keys, runs)
-        multiply_runs(tiles, True, runs, queries, k_steps, at_found)
+        multiply_runs(tiles, True, runs, queries, 1, k_steps, at_found)
         if more_steps > 0:
             find_runs(
                 at_more, more_places, t, first, tile, sizes.more, sizes.more_token, block,
                 keys + 2 * TILE * STEP * k_steps, runs
             )  # fmt: skip
             rest = queries + 4 * ROWS * ROWS * k_steps
-            multiply_runs(tiles, False, runs, rest, more_steps, at_found)
+            multiply_runs(tiles, False, runs, rest, 1, more_steps, at_found)
         by_head(found, job.heads, tile, scale, scores)
         weigh(scores, 0, job.heads, tile, softcap, tops, totals, kept)
         for g in range(job.heads):

@@ -129,7 +129,7 @@ def _expand_heads(
             some, own = min(TILE, v_dim - v), w + 2 * head * w_head
             find_runs(own, of_places, v, v, some, rank, w_row, v_dim, keys, runs)
             queries = rooms.queries.ctypes.data
-            multiply_runs(tiles, True, runs, queries, steps, rooms.found.ctypes.data)
+            multiply_runs(tiles, True, runs, queries, 1, steps, rooms.found.ctypes.data)
             by_head(found, count, some, np.float32(1), values)
             for g in range(count):
                 into = out + 2 * (((row + g) * heads + head) * v_dim + v)

@@ -73,6 +73,19 @@ def cut(typing_context, floats):
 
 @intrinsic
 @no_type_check
+def load_both(typing_context, to, place):
+    """The first of each pair from the word `place` on, and the second."""
+
+    def code(context, builder, signature, args):
+        address = builder.bitcast(builder.gep(args[0], [args[1]]), _PAIRS.as_pointer())
+        both = as_singles(builder, builder.load(address, align=4))
+        return context.make_tuple(builder, signature.return_type, both)
+
+    return types.UniTuple(FLOATS, 2)(to, types.intp), code
+
+
+@intrinsic
+@no_type_check
 def store_tops(typing_context, one, other, to, place):
     """Writes all lanes of either, cut to bfloat16, as pairs from the word `place` on."""
 

@@ -6,13 +6,20 @@ import numba
 import numpy as np
 
 from hybridrt.kernels.cpu.bfloat16 import as_element, elements, singles
-from hybridrt.kernels.cpu.jit import calls, inner, sharing_kernel
-from hybridrt.kernels.cpu.packed_linear import add_products
-from hybridrt.kernels.cpu.ssd_chunk import CHUNK, Inputs, Sizes, advance, lay_group, make_room
+from hybridrt.kernels.cpu.jit import inner, sharing_kernel
+from hybridrt.kernels.cpu.ssd_chunk import (
+    CHUNK,
+    Inputs,
+    Sizes,
+    advance,
+    lay_group,
+    make_room,
+    turn_state,
+)
 from hybridrt.kernels.cpu.state_rows import begin_state, follows, live, starts, targets
 from hybridrt.kernels.cpu.tile_registers import release_tiles, take_tiles
 from hybridrt.kernels.cpu.tiny_numbers import take_as_before, take_as_zero
-from hybridrt.kernels.cpu.vectors import aligned
+from hybridrt.kernels.cpu.vectors import aligned, pointer
 
 FEWEST = 32
 """Tokens of a row from which on a chunk, always a whole one, takes less time than their steps."""
@@ -34,11 +41,11 @@ def _take_chunks(
     worker, workers, given, sizes, rows, state_like, states, y
 ):  # fmt: skip  # pragma: no cover
     """A worker's share of heads of all rows that are worth it, one row after the other."""
-    tokens, goes_on, target = starts(rows), follows(rows), targets(rows)
+    tokens, goes_on = starts(rows), follows(rows)
     count, size = live(rows), sizes.head_dim * sizes.state_size
     begin, end = sizes.heads * worker // workers, sizes.heads * (worker + 1) // workers
-    in_place, item = state_like.itemsize == 4, state_like.itemsize
-    scratch, room, tiles = aligned(0 if in_place else size * (end - begin)), make_room(sizes), 0
+    room, kept, tiles = make_room(sizes), aligned(size * (end - begin)), 0
+    one = aligned(size)
     first, before = 0, take_as_zero()  # decays get below 1e-38
     while first < count:
         last = first + 1
@@ -51,31 +58,49 @@ def _take_chunks(
             tiles = take_tiles(True)
         for row in range(first, last):
             for head in range(begin, end):
-                place = states + item * (target[row] * rows.stride + head * size)
-                h = singles(place, size) if in_place else scratch[(head - begin) * size :]
-                begin_state(h, rows, row, states, state_like, head, size)
+                h = kept[(head - begin) * size :]
+                _begin(sizes, rows, row, state_like, states, head, one, h)
             for t in range(tokens[row], tokens[row + 1], CHUNK):
                 some, group = min(CHUNK, tokens[row + 1] - t), -1
                 for head in range(begin, end):
                     if head // (sizes.heads // sizes.groups) != group:
                         group = head // (sizes.heads // sizes.groups)
                         lay_group(tiles, given, sizes, room, t, some, group)
-                    place = states + item * (target[row] * rows.stride + head * size)
-                    h = singles(place, size) if in_place else scratch[(head - begin) * size :]
+                    h = kept.ctypes.data + 4 * size * (head - begin)
                     advance(tiles, given, sizes, room, t, some, head, h, y)
-            if not in_place:
-                for head in range(begin, end):
-                    place = states + item * (target[row] * rows.stride + head * size)
-                    page = elements(place, size, state_like)
-                    for n in range(size):
-                        page[n] = as_element(scratch[(head - begin) * size + n], state_like)
+            for head in range(begin, end):
+                h = kept[(head - begin) * size :]
+                _end(sizes, rows, row, state_like, states, head, one, h)
         first = last
     take_as_before(before)
     release_tiles(tiles)
 
 
+@inner
+@no_type_check
+def _begin(sizes, rows, row, state_like, states, head, one, h):  # pragma: no cover
+    """Writes a head's state of a row's begin as chunks need it."""
+    size, item = sizes.head_dim * sizes.state_size, state_like.itemsize
+    place = states + item * (targets(rows)[row] * rows.stride + head * size)
+    given = singles(place, size) if item == 4 else one
+    begin_state(given, rows, row, states, state_like, head, size)
+    turn_state(sizes, pointer(given), pointer(h), False)
+
+
+@inner
+@no_type_check
+def _end(sizes, rows, row, state_like, states, head, one, h):  # pragma: no cover
+    """Writes a head's state of a row's end to its page."""
+    size, item = sizes.head_dim * sizes.state_size, state_like.itemsize
+    place = states + item * (targets(rows)[row] * rows.stride + head * size)
+    turn_state(sizes, pointer(singles(place, size) if item == 4 else one), pointer(h), True)
+    if item != 4:
+        page = elements(place, size, state_like)
+        for n in range(size):
+            page[n] = as_element(one[n], state_like)
+
+
 @sharing_kernel
-@calls(add_products)
 @no_type_check
 def scan_chunks(
     x, x_stride, dt, A, B, b_stride, C, c_stride, D, rows, state_like, states, y, heads, head_dim,

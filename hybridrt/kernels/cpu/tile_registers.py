@@ -182,7 +182,7 @@ def read_word(b, address):
 
 @intrinsic
 @no_type_check
-def dot_runs(typing_context, anew, runs, block, steps, sums):
+def dot_runs(typing_context, anew, runs, blocks, count, steps, sums):
     """See `multiply_runs`, which has registers sized before."""
 
     def code(context, builder, signature, args):
@@ -190,11 +190,11 @@ def dot_runs(typing_context, anew, runs, block, steps, sums):
             _write_runs(builder, *args)
         return context.get_dummy_value()
 
-    return types.none(types.boolean, types.CPointer(types.int64), *[types.int64] * 3), code
+    return types.none(types.boolean, types.CPointer(types.int64), *[types.int64] * 4), code
 
 
 @no_type_check
-def _write_runs(b, anew, runs, block, steps, sums):
+def _write_runs(b, anew, runs, blocks, count, steps, sums):
     def at(base, offset):
         return b.inttoptr(b.add(base, offset), _BYTE.as_pointer())
 
@@ -204,14 +204,16 @@ def _write_runs(b, anew, runs, block, steps, sums):
     row_bytes, weights = _LONG(4 * ROWS), register(_WEIGHTS[0])
     begins = [(number(2 * run), number(2 * run + 1)) for run in range(RUNS)]
     totals = [(register(_SUMS[run]), at(sums, _LONG(4 * ROWS * ROWS * run))) for run in range(RUNS)]
-    with in_registers(b, anew, totals, 4 * ROWS), for_range(b, steps) as loop:
-        own = b.mul(loop.index, _LONG(4 * ROWS * ROWS))
-        amx(b, "tileloadd64", weights, at(block, own), row_bytes)
-        for run, (begin, step_bytes) in enumerate(begins):
-            held = register(_VECTORS[run % 2])
-            inputs = b.mul(loop.index, row_bytes)
-            amx(b, "tileloadd64", held, at(begin, inputs), step_bytes)
-            amx(b, "tdpbf16ps", totals[run][0], held, weights)
+    with in_registers(b, anew, totals, 4 * ROWS), for_range(b, count) as block:
+        first = b.mul(block.index, steps)
+        with for_range(b, steps) as loop:
+            own = b.mul(b.add(first, loop.index), _LONG(4 * ROWS * ROWS))
+            amx(b, "tileloadd64", weights, at(blocks, own), row_bytes)
+            for run, (begin, step_bytes) in enumerate(begins):
+                held = register(_VECTORS[run % 2])
+                inputs = b.mul(loop.index, row_bytes)
+                amx(b, "tileloadd64", held, at(begin, inputs), step_bytes)
+                amx(b, "tdpbf16ps", totals[run][0], held, weights)
 
 
 @contextmanager

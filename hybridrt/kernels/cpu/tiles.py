@@ -108,12 +108,13 @@ def add_near(
 
 @inner
 @no_type_check
-def multiply_runs(tiles, anew, runs, block, steps, sums):  # pragma: no cover
+def multiply_runs(tiles, anew, runs, blocks, count, steps, sums):  # pragma: no cover
     """Adds products of `RUNS` times `ROWS` vectors to `sums: float32[RUNS * ROWS, ROWS]`.
 
     `runs` points to an address of `ROWS` vectors and the bytes from one to the next, for each run.
-    Of the block, `[steps * ROWS, ROWS, 2]`, pairs of inputs of `ROWS` outputs stand side by side.
-    It and `sums` are addresses. `anew` writes sums, whatever stood there.
+    Each of `count` blocks, one behind the other, is multiplied with these vectors: of its
+    `[steps * ROWS, ROWS, 2]` numbers, pairs of inputs of `ROWS` outputs stand side by side.
+    They and `sums` are addresses. `anew` writes sums, whatever stood there.
     """
     hold(tiles, ROWS, ROWS)
-    dot_runs(anew, runs, block, steps, sums)
+    dot_runs(anew, runs, blocks, count, steps, sums)
