@@ -177,9 +177,18 @@ def test_sizes_of_models_in_bfloat16(lengths: Ragged, seed: int) -> None:
 
 
 @pytest.mark.parametrize("lengths", EXTREMES, ids=str)
-@pytest.mark.parametrize("groups", [1, 4])
-def test_extreme_batches_of_sizes_of_models(lengths: Ragged, groups: int) -> None:
-    _check(lengths, torch.bfloat16, ("cpu", "numba"), replace(WIDE, groups=groups))
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        replace(WIDE, groups=1),
+        replace(WIDE, groups=4),
+        replace(WIDE, head_dim=80, state_size=64),
+        replace(WIDE, state_size=256),
+    ],
+    ids=str,
+)
+def test_extreme_batches_of_sizes_of_models(lengths: Ragged, sizes: Sizes) -> None:
+    _check(lengths, torch.bfloat16, ("cpu", "numba"), sizes)
 
 
 def _go_on(cuts: Sequence[int], inputs: Sequence[Tensor], state: Tensor, begin: int = 0) -> Tensor:

@@ -140,15 +140,12 @@ def lay_group(tiles, given, sizes, room, t, count, group):  # pragma: no cover
     size, pairs = sizes.state_size, sizes.state_size // 2
     _copy(given.B + 2 * group * size, given.b_stride, t, count, pairs, room.b.ctypes.data)
     _copy(given.C + 2 * group * size, given.c_stride, t, count, pairs, room.c.ctypes.data)
-    rows, by_pair, of_words = (
-        pointer(room.b),
-        pointer(room.b_pairs),
-        pointer(words(room.b_pairs.ctypes.data, 1)),
-    )
-    turned = pointer(halves(room.b_turned.ctypes.data, 1))
+    rows, by_pair = pointer(room.b), pointer(room.b_pairs)
     for n in range(0, pairs, LANES):
         for j in range(0, CHUNK, LANES):
             turn(rows, j * pairs + n, pairs, by_pair, n * CHUNK + j, CHUNK)
+    of_words = pointer(words(room.b_pairs.ctypes.data, 1))
+    turned = pointer(halves(room.b_turned.ctypes.data, 1))
     for n in range(pairs):
         for j in range(0, CHUNK, LANES):
             one, other = load_both(of_words, n * CHUNK + j)
@@ -236,11 +233,8 @@ def _lay_tokens(given, sizes, room, t, count, head):  # pragma: no cover
     """x by pairs of tokens, and what each adds to the state behind the last one, taken apart."""
     dim, plane = sizes.head_dim, CHUNK // 2 * LANES
     x, first = pointer(halves(given.x, 1)), t * given.x_stride + head * dim
-    pairs, added = (
-        pointer(words(room.x.ctypes.data, 1)),
-        pointer(words(room.added.ctypes.data, 1)),
-    )
-    weights = room.weights
+    pairs, weights = pointer(words(room.x.ctypes.data, 1)), room.weights
+    added = pointer(words(room.added.ctypes.data, 1))
     for j in range(0, CHUNK, 2):
         weight, next_weight = splat(weights[j]), splat(weights[j + 1])
         place = first + j * given.x_stride
@@ -275,7 +269,7 @@ def _take_apart_state(room, size, h):  # pragma: no cover
 @inner
 @no_type_check
 def _multiply(tiles, anew, room, rows, row_bytes, planes, count, steps, sums):  # pragma: no cover
-    """Adds products of `CHUNK` rows and of `count` blocks, one for each plane; all are addresses."""
+    """Adds products of `CHUNK` rows with `count` blocks, one of each plane."""
     runs = room.runs
     for run in range(RUNS):
         runs[2 * run], runs[2 * run + 1] = rows + run * ROWS * row_bytes, row_bytes
