@@ -135,3 +135,13 @@ def test_public_names_are_found_when_asked_for_and_others_are_not() -> None:
         assert getattr(hybridrt, name).__name__ == name
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
         _ = hybridrt.Nothing  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_a_step_that_is_recorded_leaves_the_compiler_out() -> None:
+    """Its import takes a second, in which no token comes."""
+    code = (
+        "import sys, torch; from hybridrt.kernels.tape import recorded\n"
+        "with torch.inference_mode(), recorded() as tape: torch.ones(3) + 1\n"
+        "assert len(tape); print('torch._dynamo' in sys.modules)"
+    )
+    assert run_python(code) == "False"

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import UInt8
 from torch import Tensor
@@ -10,6 +11,8 @@ from torch import Tensor
 from hybridrt.cache.page_table import PhysicalId
 from hybridrt.cache.plan import CachePlan, GroupPlan, LayerPlan
 from hybridrt.cache.slabs import SlabAllocator
+
+LINE = 64  # bytes: what a processor reads at once of memory
 
 POISON = 0xFF  # every float format reads these bytes as NaN
 
@@ -35,9 +38,7 @@ class Pool:
         self.plan = plan
         self.allocator = _allocator(plan)
         self._poison = poison_freed_pages
-        self.bytes: UInt8[Tensor, "num_slabs slab_bytes"] = torch.zeros(
-            plan.num_slabs, plan.slab_bytes, dtype=torch.uint8, device=device
-        )
+        self.bytes = _zeros(plan.num_slabs, plan.slab_bytes, device)
         flat = self.bytes.view(-1)
         self._pages = [flat.unflatten(0, (-1, group.page_stride)) for group in plan.groups]
 
@@ -91,6 +92,20 @@ class Pool:
     def _poison_pages(self, group: int, freed: list[PhysicalId]) -> None:
         if freed:
             self._pages[group][torch.tensor(freed)] = POISON
+
+
+def _zeros(num_slabs: int, slab_bytes: int, device: torch.device) -> UInt8[Tensor, "slabs bytes"]:
+    """From its first line on a whole number of lines; on a CPU nothing is written.
+
+    The system gives zeros where something is first read or written: to write them all, as torch
+    does, takes seconds for a pool of some GiB, most of which few programs ever use.
+    """
+    if device.type != "cpu":
+        return torch.zeros(num_slabs, slab_bytes, dtype=torch.uint8, device=device)
+    size = num_slabs * slab_bytes
+    room = np.zeros(size + LINE, np.uint8)
+    begin = -room.ctypes.data % LINE
+    return torch.from_numpy(room[begin : begin + size]).unflatten(0, (num_slabs, slab_bytes))
 
 
 def _allocator(plan: CachePlan) -> SlabAllocator:

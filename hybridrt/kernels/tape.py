@@ -133,6 +133,11 @@ class _Operations(TorchDispatchMode):
         super().__init__()
         self._tape = tape
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Not asked to, torch doesn't import its compiler, which takes a second of a step."""
+        return False
+
     def __torch_dispatch__(
         self,
         func: OpOverload,

@@ -1,15 +1,41 @@
 """The pool: one allocation, zeroed, of which every layer has its strided rows."""
 
+import os
+from pathlib import Path
+
+import pytest
 import torch
 
 from hybridrt.cache.pool import POISON, Pool
 from tests.cache.stand_ins import CPU, Group, attention, plan_of, pool_of, recurrent
+
+_STATM = Path("/proc/self/statm")
+
+
+def _resident() -> int:
+    """Bytes of this process in memory."""
+    return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_a_pool_is_zero_at_the_start() -> None:
     pool = pool_of([Group(48, 8, 2), Group(80)], 4)
     assert pool.bytes.shape == (4, pool.plan.slab_bytes)
     assert not pool.bytes.any()
+
+
+def test_a_pool_begins_where_a_line_of_memory_does() -> None:
+    for slabs in (1, 3, 1000):
+        assert pool_of([Group(48, 8, 2), Group(80)], slabs).bytes.data_ptr() % 64 == 0
+
+
+@pytest.mark.skipif(not _STATM.exists(), reason="the system doesn't say what memory is in use")
+def test_a_pool_takes_memory_where_it_is_used() -> None:
+    before = _resident()
+    pool = pool_of([Group(2**20)], 1024, poison=False)
+    assert pool.bytes.numel() == 2**30
+    assert _resident() - before < 2**26
+    pool.bytes[7].fill_(1)
+    assert pool.bytes[6:9].sum() == 2**20
 
 
 def test_bug_10_fresh_pages_hold_zeros_whatever_type_reads_them() -> None:
