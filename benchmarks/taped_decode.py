@@ -24,7 +24,7 @@ from hybridrt.measure.timing import take_turns
 from hybridrt.measure.work import between_tokens
 
 CONTEXT = 128
-BATCHES = (1, 8, 32)
+BATCHES = (1, 8, 32, 64)
 STEPS = 16
 HEADER = ["model", "batch", "without", "with", "times as fast", "less", "calls"]
 

@@ -105,7 +105,8 @@ def _zeros(num_slabs: int, slab_bytes: int, device: torch.device) -> UInt8[Tenso
     size = num_slabs * slab_bytes
     room = np.zeros(size + LINE, np.uint8)
     begin = -room.ctypes.data % LINE
-    return torch.from_numpy(room[begin : begin + size]).unflatten(0, (num_slabs, slab_bytes))
+    # Not a view of a tensor: torch's compiler takes views for what they are views of.
+    return torch.from_numpy(room[begin : begin + size].reshape(num_slabs, slab_bytes))
 
 
 def _allocator(plan: CachePlan) -> SlabAllocator:

@@ -14,12 +14,13 @@ from hybridrt.engine.module_changes import ModuleParts
 from hybridrt.engine.static_decode import StaticBatches, StaticDecode, decode_step
 from hybridrt.kernels.op import is_observed
 from hybridrt.kernels.tape import Tape, recorded
+from hybridrt.kernels.tape_memory import TapeMemory
 from hybridrt.models.causal_lm import CausalLM
 
 logger = logging.getLogger(__name__)
 
-MOST_ROWS = 32  # with more of them a step takes so long that its Python code doesn't count
-MOST_TAPES = 8  # each has memory for all that a step computes
+MOST_ROWS = 256  # with more of them a step takes so long that its Python code doesn't count
+MOST_TAPES = 64  # each is a list of calls, and what torch's own operations compute among them
 
 
 class TapedDecode(StaticDecode):
@@ -45,6 +46,7 @@ class TapedDecode(StaticDecode):
         self._looked = False  # at the modules, since other code than tapes ran
         self._seen = set[int]()
         self._tapes = OrderedDict[int, tuple[Tape, Tensor]]()
+        self._memory = TapeMemory()  # of all tapes: a step's logits are valid until the next one
 
     def takes(self, batch: ForwardBatch) -> bool:
         if self.flaw is not None or not super().takes(batch):
@@ -83,14 +85,14 @@ class TapedDecode(StaticDecode):
 
     def _record(self, batch: ForwardBatch) -> Float[Tensor, "rows vocab"]:
         # Those are as wide as the longest sequence: kernels read what is there, torch all of it.
-        with recorded(for_kernels=self.batches.tables) as tape:
+        with recorded(self.batches.tables, self._memory) as tape:
             logits = self._plain(batch)
         self.look_again()
         if tape.flaw is not None:
             self.flaw = tape.flaw
             logger.info("decode steps can't be recorded: %s", self.flaw)
             return logits
-        self._tapes[batch.num_rows] = tape, logits
+        self._tapes[batch.num_rows] = tape, self._memory.given_back(logits)
         if len(self._tapes) > MOST_TAPES:
             self._tapes.popitem(last=False)
         return logits
@@ -99,3 +101,4 @@ class TapedDecode(StaticDecode):
         self._parts = ModuleParts(self._model)
         self._seen.clear()
         self._tapes.clear()
+        self._memory = TapeMemory()

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hybridrt.kernels.backend import has_numba
+from hybridrt.kernels.tape_memory import TapeMemory
 
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
 """A function and its arguments."""
@@ -40,17 +41,21 @@ COPIES = (aten._to_copy.default, aten.clone.default)
 class Tape:
     """Calls in order.
 
-    `for_kernels` are tensors that torch's operations may not read, but kernels may.
+    `for_kernels` are tensors that torch's operations may not read, but kernels may. What is
+    computed stands in `memory`, which tapes may share: each overwrites what another computed.
 
     Attributes:
         flaw: why they don't make up the step; None: they do.
     """
 
-    def __init__(self, for_kernels: Iterable[Tensor] = ()) -> None:
+    def __init__(
+        self, for_kernels: Iterable[Tensor] = (), memory: TapeMemory | None = None
+    ) -> None:
         self.flaw: str | None = None
         self._for_kernels = {_memory(tensor) for tensor in for_kernels}
         self._calls: list[Call] = []
-        self._held: list[Any] = []  # whose addresses are among the arguments
+        self._held: list[Tensor] = []  # whose addresses are among the arguments
+        self._memory = memory or TapeMemory()
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -69,16 +74,23 @@ class Tape:
         """Notes a call, which holds its arguments."""
         self._calls.append((function, args))
 
-    def hold(self, *what: Any) -> None:
-        """Keeps what has an address from being freed."""
-        self._held += what
+    def hold(self, *tensors: Tensor) -> None:
+        """Keeps tensors' memory, where it isn't the tape's own, from being freed."""
+        self._held += (tensor for tensor in tensors if not self._memory.has(tensor))
+
+    def lend(self, result: Tensor) -> Tensor:
+        """A tensor like the result of an operation, of which the tape has the memory."""
+        is_plain = result.device.type == "cpu" and result.layout is torch.strided
+        if is_plain and result.is_contiguous() and result.nbytes > 0:
+            return self._memory.lend(result)
+        self.hold(result)
+        return result
 
     def add_operation(
         self, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
-    ) -> None:
-        """Notes one of torch's operations, whose results are written where they were now."""
+    ) -> Any:
+        """Notes one of torch's operations, and returns what it will write every time."""
         results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-        self.hold(*results)
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         is_view = not op._schema.is_mutable and _are_views(results, given)
         if not is_view and any(_memory(tensor) in self._for_kernels for tensor in given):
@@ -87,16 +99,30 @@ class Tape:
             self.flaw = f"{op} gives what depends on numbers in a tensor"
         elif op._schema.is_mutable:
             self.add(partial(op._op, **kwargs), tuple(args))
-        elif not (_only_allocates(op) or is_view):
+        elif _only_allocates(op):
+            return self.lend(result)
+        elif not is_view and _kernel_for(op, args, kwargs, results) is not None:
+            return self._add_kernel(op, args, kwargs, results[0])
+        elif not is_view:
             self._add_computed(op, args, kwargs, results)
+        return result
+
+    def _add_kernel(
+        self, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], result: Tensor
+    ) -> Tensor:
+        """Notes a kernel in the operation's place, and returns what that writes."""
+        lent = self.lend(result)
+        again = _kernel_for(op, args, kwargs, [lent])
+        assert again is not None, op
+        self.hold(*(leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)))
+        again()  # the same numbers once more, by a call that is noted
+        return lent
 
     def _add_computed(
         self, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], results: list[Tensor]
     ) -> None:
-        if (again := _kernel_for(op, args, kwargs, results)) is not None:
-            self.hold(*tree_leaves(args))
-            again()  # the same numbers once more, by a call that is noted
-        elif op in COPIES:
+        self.hold(*results)
+        if op in COPIES:
             self.add(aten.copy_.default._op, (results[0], args[0]))
         elif len(results) == 1 and (writer := _writer(op)) is not None:
             function, name = writer
@@ -115,10 +141,12 @@ recording = _Recording()
 
 
 @contextmanager
-def recorded(for_kernels: Iterable[Tensor] = ()) -> Iterator[Tape]:
+def recorded(
+    for_kernels: Iterable[Tensor] = (), memory: TapeMemory | None = None
+) -> Iterator[Tape]:
     """Records what this thread computes inside; see `Tape` for its arguments."""
     assert recording.tape is None, "a tape is being recorded already"
-    tape = recording.tape = Tape(for_kernels)
+    tape = recording.tape = Tape(for_kernels, memory)
     try:
         with _Functions(tape), _Operations(tape):
             yield tape
@@ -150,7 +178,7 @@ class _Operations(TorchDispatchMode):
             result = func.decompose(*args, **kwargs)
         if result is NotImplemented:
             result = func(*args, **kwargs)
-            self._tape.add_operation(func, args, kwargs, result)
+            return self._tape.add_operation(func, args, kwargs, result)
         return result
 
 
