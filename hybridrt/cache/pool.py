@@ -1,5 +1,7 @@
 """The pool: the one allocation that all cached layers have their views of."""
 
+import mmap
+import os
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -11,8 +13,6 @@ from torch import Tensor
 from hybridrt.cache.page_table import PhysicalId
 from hybridrt.cache.plan import CachePlan, GroupPlan, LayerPlan
 from hybridrt.cache.slabs import SlabAllocator
-
-LINE = 64  # bytes: what a processor reads at once of memory
 
 POISON = 0xFF  # every float format reads these bytes as NaN
 
@@ -95,18 +95,18 @@ class Pool:
 
 
 def _zeros(num_slabs: int, slab_bytes: int, device: torch.device) -> UInt8[Tensor, "slabs bytes"]:
-    """From its first line on a whole number of lines; on a CPU nothing is written.
+    """From the first one on whole lines of memory; on a CPU nothing is written.
 
     The system gives zeros where something is first read or written: to write them all, as torch
-    does, takes seconds for a pool of some GiB, most of which few programs ever use.
+    does, takes seconds for a pool of some GiB, most of which few programs ever use. It gives small
+    pages, as numpy's zeros would not be: a large one is cleared as a whole while a step waits.
     """
-    if device.type != "cpu":
+    if device.type != "cpu" or os.name != "posix":
         return torch.zeros(num_slabs, slab_bytes, dtype=torch.uint8, device=device)
     size = num_slabs * slab_bytes
-    room = np.zeros(size + LINE, np.uint8)
-    begin = -room.ctypes.data % LINE
+    room = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     # Not a view of a tensor: torch's compiler takes views for what they are views of.
-    return torch.from_numpy(room[begin : begin + size].reshape(num_slabs, slab_bytes))
+    return torch.from_numpy(np.frombuffer(room, np.uint8).reshape(num_slabs, slab_bytes))
 
 
 def _allocator(plan: CachePlan) -> SlabAllocator:
