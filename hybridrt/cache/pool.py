@@ -101,9 +101,9 @@ def _zeros(num_slabs: int, slab_bytes: int, device: torch.device) -> UInt8[Tenso
     does, takes seconds for a pool of some GiB, most of which few programs ever use. It gives small
     pages, as numpy's zeros would not be: a large one is cleared as a whole while a step waits.
     """
-    if device.type != "cpu" or os.name != "posix":
-        return torch.zeros(num_slabs, slab_bytes, dtype=torch.uint8, device=device)
     size = num_slabs * slab_bytes
+    if device.type != "cpu" or os.name != "posix" or size == 0:
+        return torch.zeros(num_slabs, slab_bytes, dtype=torch.uint8, device=device)
     room = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     # Not a view of a tensor: torch's compiler takes views for what they are views of.
     return torch.from_numpy(np.frombuffer(room, np.uint8).reshape(num_slabs, slab_bytes))

@@ -39,7 +39,8 @@ class TapeMemory:
 
     def has(self, tensor: Tensor) -> bool:
         """Whether a tensor stands in one of the rooms."""
-        return tensor.untyped_storage().data_ptr() in self._rooms
+        # oneDNN's own tensors have no address.
+        return not tensor.is_mkldnn and tensor.untyped_storage().data_ptr() in self._rooms
 
     def given_back(self, tensor: Tensor) -> Tensor:
         """A contiguous tensor where it stands, though its room, if it is one, is lent to others."""

@@ -41,7 +41,7 @@ ELSEWHERE: dict[str, str] = {
         HoldingScheduler.adopt Scheduler.adopt
     """,
     "when the engine is made": """
-        Pool.blocks Pool.layer_pages pool._allocator prefix.make_prefix_cache
+        Pool.blocks Pool.layer_pages pool._allocator pool._zeros prefix.make_prefix_cache
         engine._eos_token_ids
     """,
     "to recover from a fault": """
