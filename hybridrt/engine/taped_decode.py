@@ -19,7 +19,7 @@ from hybridrt.models.causal_lm import CausalLM
 
 logger = logging.getLogger(__name__)
 
-MOST_ROWS = 256  # with more of them a step takes so long that its Python code doesn't count
+MOST_ROWS = 256  # for each number of them a batch is made when the engine is
 MOST_TAPES = 64  # each is a list of calls, and what torch's own operations compute among them
 
 

@@ -56,6 +56,7 @@ class Tape:
         self._calls: list[Call] = []
         self._held: list[Tensor] = []  # whose addresses are among the arguments
         self._memory = memory or TapeMemory()
+        self._lent: set[int] = set()  # rooms, by address: what stands there is written every time
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -75,14 +76,16 @@ class Tape:
         self._calls.append((function, args))
 
     def hold(self, *tensors: Tensor) -> None:
-        """Keeps tensors' memory, where it isn't the tape's own, from being freed."""
-        self._held += (tensor for tensor in tensors if not self._memory.has(tensor))
+        """Keeps the memory of tensors from being freed, or lent anew, if no call here writes it."""
+        self._held += (tensor for tensor in tensors if _memory(tensor) not in self._lent)
 
     def lend(self, result: Tensor) -> Tensor:
         """A tensor like the result of an operation, of which the tape has the memory."""
         is_plain = result.device.type == "cpu" and result.layout is torch.strided
         if is_plain and result.is_contiguous() and result.nbytes > 0:
-            return self._memory.lend(result)
+            lent = self._memory.lend(result)
+            self._lent.add(_memory(lent))
+            return lent
         self.hold(result)
         return result
 

@@ -43,13 +43,12 @@ class TapeMemory:
         return not tensor.is_mkldnn and tensor.untyped_storage().data_ptr() in self._rooms
 
     def given_back(self, tensor: Tensor) -> Tensor:
-        """A contiguous tensor where it stands, though its room, if it is one, is lent to others."""
+        """The same numbers where they stand, though the room, if it is one, is lent to others."""
         if not self.has(tensor):
             return tensor
-        begin = tensor.storage_offset() * tensor.itemsize
-        room = self._rooms[tensor.untyped_storage().data_ptr()]
-        bytes_ = torch.from_numpy(room[begin : begin + tensor.nbytes])
-        return bytes_.view(tensor.dtype).view(tensor.shape)
+        room = torch.from_numpy(self._rooms[tensor.untyped_storage().data_ptr()])
+        place = tensor.shape, tensor.stride(), tensor.storage_offset()
+        return room.view(tensor.dtype).as_strided(*place)
 
     def _new_room(self, size: int) -> np.ndarray:
         whole = np.empty(size + LINE, np.uint8)

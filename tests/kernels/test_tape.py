@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from hybridrt.kernels.cpu.bfloat16 import singles
 from hybridrt.kernels.cpu.jit import kernel
 from hybridrt.kernels.tape import Tape, recorded, recording
+from hybridrt.kernels.tape_memory import TapeMemory
 
 
 @kernel
@@ -69,6 +70,27 @@ def test_kernels_are_called_again_where_their_tensors_were() -> None:
     assert torch.equal(result, x * 2 + 1) and len(others) == 100
 
 
+@torch.inference_mode()
+def test_a_tape_holds_what_another_computed() -> None:
+    """As a table that a module makes once: of memory that both tapes have, it is not lent anew."""
+    memory, x = TapeMemory(), torch.randn(5)
+    with recorded(memory=memory):
+        table = torch.empty(5)
+    table.fill_(3)
+    with recorded(memory=memory) as tape:
+        result = torch.empty(5)
+        result.copy_(x)
+        _add_one(result.data_ptr(), 5)
+        _add_one(table.data_ptr(), 5)
+    place = table.data_ptr()
+    del table
+    with recorded(memory=memory):
+        others = [torch.empty(5) for _ in range(10)]
+    assert place not in {other.data_ptr() for other in others}
+    tape.replay()
+    assert torch.equal(result, x + 1)
+
+
 SIZES = [(30, 1000), (40, 1024)]  # for one thread and for several
 
 
@@ -86,10 +108,12 @@ def test_kernels_add_and_multiply_bfloat16_as_torch_does(
 ) -> None:
     every = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
     x, y = (every[torch.randint(2**16, size)] for _ in range(2))
+    y[0, 0] = 1
     (tape, result), right = record(lambda x: of(x, y), x), of(x, y)
     assert _kernels(tape) == {"elementwise"}
     for _ in range(20):
         x.copy_(every[torch.randint(2**16, size)])
+        x[0, 0] = torch.inf
         tape.replay()
         torch.testing.assert_close(result, of(x, y), rtol=0, atol=0, equal_nan=True)
     assert result.isinf().any() and right.isnan().any()

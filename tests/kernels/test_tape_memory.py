@@ -81,6 +81,8 @@ def test_what_is_given_back_is_there_until_the_room_is_lent() -> None:
     assert torch.equal(kept, torch.arange(100.0, 200.0).view(2, 50))
     other = memory.lend(like).zero_()
     assert not kept.any() and memory.has(other)
+    columns = memory.lend(like).copy_(torch.arange(300.0).view(6, 50))[1:, ::7].T
+    assert torch.equal(memory.given_back(columns), columns)
     elsewhere = torch.ones(3)
     assert memory.given_back(elsewhere) is elsewhere and not memory.has(elsewhere)
 
