@@ -92,9 +92,17 @@ def _poison(num_blocks: int, tokens: int, dim: int, dtype: torch.dtype, device: 
 
 
 def _check(
-    lengths: Ragged, dtype: torch.dtype, attends: Backend, sizes: Sizes = PLAIN, seed: int = 0
+    lengths: Ragged,
+    dtype: torch.dtype,
+    attends: Backend,
+    sizes: Sizes = PLAIN,
+    seed: int = 0,
+    step: int = 1,
 ) -> None:
-    """Every slot that holds no token of a sequence holds NaN."""
+    """Every slot that holds no token of a sequence holds NaN.
+
+    A number of a query stands `step` numbers behind the one before.
+    """
     device, backend = attends
     lengths = in_company(lengths, dtype)
     draw = torch.Generator().manual_seed(seed)
@@ -121,8 +129,7 @@ def _check(
         rows, num_decodes=lengths.num_decodes, block_size=sizes.block_size, device=device
     )
     out = mla_attention(
-        q_nope.to(device),
-        q_pe.to(device),
+        *(q.repeat_interleave(step, -1).to(device)[..., ::step] for q in (q_nope, q_pe)),
         c_kv,
         k_pe,
         w_uk.to(device),
@@ -151,6 +158,12 @@ def test_equals_dense_attention_on_expanded_keys(
 def test_every_geometry(attends: Backend, dtype: torch.dtype, sizes: Sizes) -> None:
     lengths = Ragged(((3, 1), (17, 1), (0, 9), (9, 3), (2, 14), (0, 1)), 2)
     _check(lengths, dtype, attends, sizes)
+
+
+def test_queries_may_have_gaps(attends: Backend, dtype: torch.dtype) -> None:
+    lengths = Ragged(((3, 1), (17, 1), (9, 3), (0, 20)), 2)
+    for sizes in (PLAIN, replace(PLAIN, nope_dim=7, rope_dim=6, rank=13, v_dim=5)):
+        _check(lengths, dtype, attends, sizes, step=3)
 
 
 @pytest.mark.parametrize("lengths", EXTREMES, ids=str)

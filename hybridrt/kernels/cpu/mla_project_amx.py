@@ -31,14 +31,15 @@ def absorb(
 ) -> BFloat16[Tensor, "rows heads latent_dim"]:
     """Queries that can be compared with latents. `nope_dim` is even."""
     rows, heads, dim = q_nope.shape
-    rank = w_uk.shape[2]
-    out = q_nope.new_empty(rows, heads, rank + q_pe.shape[2])
-    out[:, :, rank:] = q_pe
+    rank, rope_dim = w_uk.shape[2], q_pe.shape[2]
+    q_nope, q_pe = (q if q.stride(2) == 1 else q.contiguous() for q in (q_nope, q_pe))
+    out = q_nope.new_empty(rows, heads, rank + rope_dim)
     threads = numba.get_num_threads() if q_nope.numel() * rank > SMALL else 1
     _absorb(
-        *(q_nope.data_ptr(), q_nope.stride(0), q_nope.stride(1), rows, heads, dim),
+        *(q_nope.data_ptr(), q_nope.stride(0), q_nope.stride(1), dim),
+        *(q_pe.data_ptr(), q_pe.stride(0), q_pe.stride(1), rope_dim),
         *(w_uk.data_ptr(), w_uk.stride(0), w_uk.stride(1), rank),
-        *(out.data_ptr(), out.shape[2], threads),
+        *(rows, heads, out.data_ptr(), threads),
     )
     return out
 
@@ -71,9 +72,11 @@ def _write(sums, at, out, size):  # pragma: no cover  (compiled, as all below)
 @inner
 @no_type_check
 def _absorb_heads(
-    worker, workers, q, q_row, q_head, rows, heads, dim, w, w_head, w_row, rank, out, latent_dim
+    worker, workers, q, q_row, q_head, dim, pe, pe_row, pe_head, pe_dim, w, w_head, w_row, rank,
+    rows, heads, out
 ):  # fmt: skip  # pragma: no cover
     """The heads whose turn it is: their weights' rows are added, as values are."""
+    latent_dim = rank + pe_dim
     tiles, sums, room = take_tiles(True), aligned(rows * OUTPUTS), aligned((dim + 1) // 2 * OUTPUTS)
     places = np.arange(dim + 1) * w_row
     of_places, of_sums, paired = pointer(places), pointer(sums), room.ctypes.data
@@ -88,24 +91,28 @@ def _absorb_heads(
             for row in range(rows):
                 into = out + 2 * ((row * heads + head) * latent_dim + d)
                 _write(of_sums, row * OUTPUTS, into, some)
+        for row in range(rows):
+            rotated = halves(pe + 2 * (row * pe_row + head * pe_head), pe_dim)
+            halves(out + 2 * ((row * heads + head) * latent_dim + rank), pe_dim)[:] = rotated
     release_tiles(tiles)
 
 
 @sharing_kernel
 @no_type_check
 def _absorb(
-    q, q_row, q_head, rows, heads, dim, w, w_head, w_row, rank, out, latent_dim, threads
+    q, q_row, q_head, dim, pe, pe_row, pe_head, pe_dim, w, w_head, w_row, rank, rows, heads, out,
+    threads
 ):  # fmt: skip  # pragma: no cover
     if threads == 1:
         _absorb_heads(
-            FIRST, ALONE, q, q_row, q_head, rows, heads, dim, w, w_head, w_row, rank, out,
-            latent_dim
+            FIRST, ALONE, q, q_row, q_head, dim, pe, pe_row, pe_head, pe_dim, w, w_head, w_row,
+            rank, rows, heads, out
         )  # fmt: skip
         return
     for worker in numba.prange(threads):
         _absorb_heads(
-            np.int64(worker), threads, q, q_row, q_head, rows, heads, dim, w, w_head, w_row, rank,
-            out, latent_dim
+            np.int64(worker), threads, q, q_row, q_head, dim, pe, pe_row, pe_head, pe_dim, w,
+            w_head, w_row, rank, rows, heads, out
         )  # fmt: skip
 
 
