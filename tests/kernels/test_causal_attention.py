@@ -216,15 +216,15 @@ def test_in_pages_it_is_the_same_bit_for_bit(data: st.DataObject) -> None:
         shape = (blocks + 2, block_size, kv_heads, k_size + v_size)
     kv = torch.randn(shape, generator=generator).bfloat16()
     kv = kv.transpose(1, 2) if by_token else kv
-    table = torch.randperm(blocks + 2, generator=generator)[:blocks]
+    table = torch.randperm(blocks + 2, generator=generator)[:blocks].int()
     kv[[block for block in range(blocks + 2) if block not in table.tolist()]] = torch.nan
     k, v = kv.tensor_split([k_size], dim=-1)
     q = torch.randn(group * kv_heads, queries, k_size, generator=generator).bfloat16()
     softmax = Softmax(k_size**-0.5)
     out = torch.full((queries, len(q), v_size), torch.nan, dtype=torch.bfloat16)
-    assert takes_pages(q, (k,), v, softmax)
+    assert takes_pages(q.transpose(0, 1), (k,), v, softmax)
     more = (first - begin, stop - first, softmax, reach, first, out)
-    attend_pages(q, (k,), v, table.int(), *more)
+    attend_pages(q.transpose(0, 1), (k,), v, table.data_ptr(), *more)
     gathered = kv[table].transpose(0, 1).flatten(1, 2)[:, first - begin : stop - begin]
     keys, values = gathered.tensor_split([k_size], dim=-1)
     expected = causal_attention(q, keys, values, softmax, reach, first)

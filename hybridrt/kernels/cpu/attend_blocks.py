@@ -1,6 +1,6 @@
-"""Queries of a chunk attend to keys and values in blocks, in numba.
+"""Queries of a chunk attend to keys and values of their sequence, in numba.
 
-A head's queries are taken some at a time through all blocks that they see, one after another:
+Those are put into blocks first (`pack_tokens`). Then a head's queries are taken some at a time through all blocks that they see, one after another:
 scores, weights relative to the largest score so far (arXiv 1805.02867), and sums of values. Blocks
 lie where they lie in the sequence, so a result depends neither on the chunk nor on its neighbours.
 """
@@ -11,7 +11,7 @@ import numba
 import numpy as np
 
 from hybridrt.kernels.cpu.attend_tile import NOTHING, capped, first_seen
-from hybridrt.kernels.cpu.bfloat16 import halves
+from hybridrt.kernels.cpu.bfloat16 import address_of, halves, singles
 from hybridrt.kernels.cpu.fast_exp import LOG2_E
 from hybridrt.kernels.cpu.jit import (
     ALONE,
@@ -22,6 +22,7 @@ from hybridrt.kernels.cpu.jit import (
     inner_sums,
     sharing_kernel,
 )
+from hybridrt.kernels.cpu.pack_tokens import pack_block
 from hybridrt.kernels.cpu.packed_dot import OUTPUTS
 from hybridrt.kernels.cpu.packed_linear import add_products
 from hybridrt.kernels.cpu.tile_registers import ROWS, release_tiles, take_tiles
@@ -58,19 +59,25 @@ AT_ONCE = 2 * ROWS
 
 @argument
 class Chunk(NamedTuple):
-    """Sizes of a chunk: `queries` from `position` on, and blocks from `first_block` on.
+    """Sizes of a chunk: `queries` from `position` on, which see so many `tokens` in pages.
 
-    It has `heads` query heads from `first_head` on, `group` of a key head. A window of 0 is none.
-    Sizes of keys and values are numbers, and `q_head` and `q_token` steps. Products are made by
-    tiles where `tiles`.
+    Those begin at a `place` in pages of `page_size` tokens. They make so many `blocks`, of which
+    the first one, `first_block` of the sequence, begins with `skipped` others. So many key heads
+    are in blocks `at_once`. A window of 0 is none. Sizes of keys and values are numbers, and
+    `q_head` and `q_token` steps. Products are made by tiles where `tiles`.
     """
 
-    first_head: int
     heads: int
-    group: int
+    kv_heads: int
+    at_once: int
     queries: int
     position: int
+    place: int
+    page_size: int
+    tokens: int
     first_block: int
+    blocks: int
+    skipped: int
     k: int
     v: int
     q_head: int
@@ -214,28 +221,29 @@ def _attend(
 @inner
 @no_type_check
 def _work(
-    worker, workers, q, k_blocks, v_blocks, chunk, scale, softcap, sinks, out
+    worker, workers, start, count, q, k_blocks, v_blocks, chunk, scale, softcap, sinks, out
 ):  # fmt: skip  # pragma: no cover
     """Every job whose turn it is: some queries of a head, the last ones, which see most, first.
 
-    Heads follow one another: what one has of keys and values stays in the second cache.
+    Heads, of `count` key heads from `start` on, follow one another: what one has of keys and
+    values stays in the second cache.
     """
     width, size = (chunk.v + OUTPUTS - 1) // OUTPUTS * OUTPUTS, max(QUERIES, AT_ONCE)
     own = aligned(QUERIES * chunk.k // 2).view(np.uint16)
     scores, weights = aligned(size * OUTPUTS), aligned(size * OUTPUTS // 2).view(np.uint16)
     sums, totals, tops = aligned(QUERIES * width), aligned(QUERIES * LANES), aligned(QUERIES)
-    of_q, of_own, of_out = pointer(halves(q, 1)), pointer(own), pointer(out)
-    of_sums, of_totals, all_heads = pointer(sums), pointer(totals), out.shape[1]
+    of_q, of_own, of_out = pointer(halves(q, 1)), pointer(own), pointer(halves(out, 1))
+    of_sums, of_totals, group = pointer(sums), pointer(totals), chunk.heads // chunk.kv_heads
     k_bytes, v_bytes = 4 * k_blocks.shape[2], 4 * v_blocks.shape[2]
     tiles, before = take_tiles(chunk.tiles), chunk.position // QUERIES
     parts = (chunk.position + chunk.queries - 1) // QUERIES + 1 - before
-    for turn in range((parts * chunk.heads + workers - 1) // workers):
+    for turn in range((parts * count * group + workers - 1) // workers):
         # There and back, so that nobody always has those that see more.
         job = turn * workers + (worker if turn % 2 == 0 else workers - 1 - worker)
-        if job >= parts * chunk.heads:
+        if job >= parts * count * group:
             continue
         part, index = before + parts - 1 - job % parts, job // parts
-        head, blocks = chunk.first_head + index, index // chunk.group * k_blocks.shape[1]
+        head, blocks = start * group + index, index // group * chunk.blocks
         begin = max(part * QUERIES, chunk.position) - chunk.position
         rows = min((part + 1) * QUERIES - chunk.position, chunk.queries) - begin
         for r in range(rows):
@@ -250,7 +258,7 @@ def _work(
             sinks[head] if len(sinks) > 0 else NOTHING, scores, weights, tops, totals, sums
         )  # fmt: skip
         for r in range(rows):
-            result = ((begin + r) * all_heads + head) * chunk.v
+            result = ((begin + r) * chunk.heads + head) * chunk.v
             share = splat(np.float32(1) / sum_of_lanes(load(of_totals, r * LANES)))
             for d in range(0, chunk.v, LANES):
                 at = (d // OUTPUTS * rows + r) * OUTPUTS + d % OUTPUTS
@@ -259,15 +267,46 @@ def _work(
     release_tiles(tiles)
 
 
+@inner
+@no_type_check
+def _room(heads, blocks, pairs):  # pragma: no cover
+    """For blocks of so many pairs of numbers of each head."""
+    return aligned(heads * blocks * pairs).view(np.uint32).reshape(heads, blocks, pairs)
+
+
 @sharing_kernel
 @calls(add_products)
 @no_type_check
 def attend_blocks(
-    q, k_blocks, v_blocks, chunk, scale, softcap, sinks, out, workers
+    q, k, more, v, table, chunk, scale, softcap, sinks, out, workers
 ):  # fmt: skip  # pragma: no cover
-    """A chunk's queries, at the address `q`, into `out`: uint16 `[queries, heads, v]`."""
-    if workers == 1:
-        _work(FIRST, ALONE, q, k_blocks, v_blocks, chunk, scale, softcap, sinks, out)
-        return
-    for worker in numba.prange(workers):
-        _work(np.int64(worker), workers, q, k_blocks, v_blocks, chunk, scale, softcap, sinks, out)
+    """A chunk's queries, at the address `q`, into `out`: bfloat16 `[queries, heads, v]`.
+
+    Keys are `[k, more]`. These and `v` are `Pages`, of which `table: int32` has those of the
+    sequence. Without sinks, which are float32, `sinks` is 0. It, `out` and `table` are addresses.
+    """
+    scale, softcap = np.float32(scale), np.float32(softcap)
+    pages = (chunk.place + chunk.tokens - 1) // chunk.page_size + 1
+    table = numba.carray(address_of(table), (pages,), np.int32)
+    sinks = singles(sinks, chunk.heads if sinks != 0 else 0)
+    width = (chunk.v + OUTPUTS - 1) // OUTPUTS * OUTPUTS
+    k_blocks = _room(chunk.at_once, chunk.blocks, OUTPUTS * chunk.k // 2)
+    v_blocks = _room(chunk.at_once, chunk.blocks, OUTPUTS * width // 2)
+    for start in range(0, chunk.kv_heads, chunk.at_once):
+        count = min(chunk.at_once, chunk.kv_heads - start)
+        for job in numba.prange(count * chunk.blocks):
+            head, block = divmod(np.int64(job), chunk.blocks)
+            pack_block(
+                block, k, more, v, start + head, table, chunk.place, chunk.page_size, chunk.tokens,
+                chunk.skipped, k_blocks[head, block], v_blocks[head, block]
+            )  # fmt: skip
+        if workers == 1:
+            _work(
+                FIRST, ALONE, start, count, q, k_blocks, v_blocks, chunk, scale, softcap, sinks, out
+            )  # fmt: skip
+        else:
+            for worker in numba.prange(workers):
+                _work(
+                    np.int64(worker), workers, start, count, q, k_blocks, v_blocks, chunk, scale,
+                    softcap, sinks, out
+                )  # fmt: skip

@@ -3,14 +3,14 @@
 import numba
 import numpy as np
 import torch
-from jaxtyping import BFloat16, Float, Float32, Int32, Shaped
+from jaxtyping import BFloat16, Float, Float32, Shaped
 from torch import Tensor
 
 from hybridrt.kernels.cpu.attend_blocks import Chunk, attend_blocks
 from hybridrt.kernels.cpu.attend_jobs import Sizes
 from hybridrt.kernels.cpu.attend_lanes import attend_lanes
 from hybridrt.kernels.cpu.bfloat16 import are_singles
-from hybridrt.kernels.cpu.pack_tokens import Pages, pack_tokens
+from hybridrt.kernels.cpu.pack_tokens import Pages
 from hybridrt.kernels.cpu.packed_dot import OUTPUTS
 from hybridrt.kernels.cpu.tile_registers import multiplies_tiles
 from hybridrt.kernels.cpu.vectors import HAS_REGISTERS
@@ -23,6 +23,9 @@ FEWEST_QUERIES = 16
 
 ONE_BLOCK = torch.zeros(1, dtype=torch.int32)
 """The table of what stands in a page that holds all of it."""
+
+NO_PAGES = Pages(0, 0, 0, 0, 0)
+"""Of the second part of keys that have one."""
 
 MOST_BYTES = 2**24
 """Of blocks at once: of more, heads take turns, since new memory takes longer than used one."""
@@ -37,7 +40,7 @@ def causal_attention(
     first: int = 0,
 ) -> Float[Tensor, "heads queries head_dim_v"]:
     """See the reference, to which other dtypes and few queries are left."""
-    if _are_many(q, len(k)):
+    if are_enough(q.shape[1], q.shape[0] // k.shape[0]):
         if are_singles(q, k, v):
             return _of_singles(q, k, v, softmax, reach, first)
         if _are_pairs(q, k, v) and softmax.scale > 0:
@@ -96,16 +99,17 @@ def _of_pairs(
     first: int,
 ) -> BFloat16[Tensor, "heads queries head_dim_v"]:
     """Keys and values are as in a page that holds all of them."""
-    out = torch.empty(q.shape[1], len(q), v.shape[2], dtype=q.dtype)
-    attend_pages(q, (k[None],), v[None], ONE_BLOCK, 0, k.shape[1], softmax, reach, first, out)
+    out = torch.empty(q.shape[1], q.shape[0], v.shape[2], dtype=q.dtype)
+    page, tokens = ((k[None],), v[None], ONE_BLOCK.data_ptr(), 0), k.shape[1]
+    attend_pages(q.transpose(0, 1), *page, tokens, softmax, reach, first, out)
     return out.transpose(0, 1)
 
 
 def attend_pages(
-    q: BFloat16[Tensor, "heads queries head_dim_k"],
+    q: BFloat16[Tensor, "queries heads head_dim_k"],
     k: tuple[BFloat16[Tensor, "blocks kv_heads block_size _"], ...],
     v: BFloat16[Tensor, "blocks kv_heads block_size head_dim_v"],
-    table: Int32[Tensor, " row_blocks"],
+    table: int,
     place: int,
     tokens: int,
     softmax: Softmax,
@@ -116,74 +120,58 @@ def attend_pages(
     """`causal_attention` of what `takes_pages`, into `out`; keys have one or two parts.
 
     The keys and values of so many `tokens`, from the sequence's `first` on, stand in the blocks
-    that `table` names, from a `place` in the first of them on.
+    whose numbers, int32, begin at the address `table`, from a `place` in the first of them on.
     """
-    heads, queries, k_size = q.shape
+    queries, heads, k_size = q.shape
     _, kv_heads, block_size, v_size = v.shape
-    group = heads // kv_heads
     first_block = first // OUTPUTS
     blocks = (first + tokens - 1) // OUTPUTS + 1 - first_block
-    at_once = max(1, min(kv_heads, MOST_BYTES // (2 * blocks * OUTPUTS * (k_size + v_size))))
-    v_width = -(-v_size // OUTPUTS) * OUTPUTS
-    k_blocks, v_blocks = (
-        torch.empty(at_once, blocks, OUTPUTS * size // 2, dtype=torch.uint32).numpy()
-        for size in (k_size, v_width)
+    sinks = None if softmax.sinks is None else softmax.sinks.float().contiguous()
+    chunk = Chunk(
+        heads=heads,
+        kv_heads=kv_heads,
+        at_once=max(1, min(kv_heads, MOST_BYTES // (2 * blocks * OUTPUTS * (k_size + v_size)))),
+        queries=queries,
+        position=first + tokens - queries,
+        place=place,
+        page_size=block_size,
+        tokens=tokens,
+        first_block=first_block,
+        blocks=blocks,
+        skipped=first - first_block * OUTPUTS,
+        k=k_size,
+        v=v_size,
+        q_head=q.stride(1),
+        q_token=q.stride(0),
+        window=reach.window or 0,
+        chunked=reach.chunked,
+        tiles=multiplies_tiles(),
     )
-    sinks = torch.empty(0, dtype=torch.float32) if softmax.sinks is None else softmax.sinks.float()
-    more = k[1] if len(k) == 2 else k[0][..., :0]
-    stored = (_pages_of(k[0]), _pages_of(more), _pages_of(v))
-    for start in range(0, kv_heads, at_once):
-        some = min(at_once, kv_heads - start)
-        pack_tokens(
-            *(*stored, start, table.numpy(), place, block_size, tokens),
-            *(first - first_block * OUTPUTS, k_blocks[:some], v_blocks[:some]),
-        )
-        chunk = Chunk(
-            first_head=start * group,
-            heads=some * group,
-            group=group,
-            queries=queries,
-            position=first + tokens - queries,
-            first_block=first_block,
-            k=k_size,
-            v=v_size,
-            q_head=q.stride(0),
-            q_token=q.stride(1),
-            window=reach.window or 0,
-            chunked=reach.chunked,
-            tiles=multiplies_tiles(),
-        )
-        attend_blocks(  # pyright: ignore[reportCallIssue]
-            q.data_ptr(),
-            k_blocks,
-            v_blocks,
-            chunk,
-            np.float32(softmax.scale),
-            np.float32(softmax.softcap or 0),
-            sinks.numpy(),
-            out.view(torch.uint16).numpy(),
-            numba.get_num_threads(),
-        )
+    attend_blocks(
+        *(q.data_ptr(), _pages_of(k[0]), NO_PAGES if len(k) == 1 else _pages_of(k[1])),
+        *(_pages_of(v), table, chunk, softmax.scale, softmax.softcap or 0.0),
+        *(0 if sinks is None else sinks.data_ptr(), out.data_ptr(), numba.get_num_threads()),
+    )
 
 
 def takes_pages(
-    q: Float[Tensor, "heads queries head_dim_k"],
+    q: Float[Tensor, "queries heads head_dim_k"],
     k: tuple[Shaped[Tensor, "blocks kv_heads block_size _"], ...],
     v: Shaped[Tensor, "blocks kv_heads block_size head_dim_v"],
     softmax: Softmax,
 ) -> bool:
-    """Whether `attend_pages` takes these: pairs of bfloat16, of enough queries."""
+    """Whether `attend_pages` takes these, if queries are enough: pairs of bfloat16."""
     even = all(part.shape[3] % 2 == 0 for part in k)
-    return even and softmax.scale > 0 and _are_many(q, v.shape[1]) and _are_pairs(q, *k, v)
+    return even and softmax.scale > 0 and _are_pairs(q, *k, v)
 
 
 def _pages_of(part: BFloat16[Tensor, "blocks kv_heads block_size dim"]) -> Pages:
-    block, head, token, _ = part.stride()
-    return Pages(part.data_ptr(), block, head, token, part.shape[3])
+    return Pages(part.data_ptr(), *part.stride()[:3], part.shape[3])
 
 
-def _are_many(q: Tensor, kv_heads: int) -> bool:
-    return q.shape[0] // kv_heads * q.shape[1] >= FEWEST_QUERIES
+def are_enough(queries: int, group: int) -> bool:
+    """Whether so many queries, of `group` heads of a key head, are worth putting keys in blocks."""
+    return queries * group >= FEWEST_QUERIES
 
 
 def _are_pairs(*tensors: Tensor) -> bool:

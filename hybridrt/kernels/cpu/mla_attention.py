@@ -18,6 +18,7 @@ from hybridrt.kernels.cpu.attend_lanes import attend_lanes
 from hybridrt.kernels.cpu.bfloat16 import are_singles, is_readable, of_dtype
 from hybridrt.kernels.cpu.causal_attention import (
     ONE_BLOCK,
+    are_enough,
     attend_pages,
     causal_attention,
     takes_pages,
@@ -96,11 +97,12 @@ def _attend_latents(
     first = reach.first_visible(row.context)
     if reference.expanding_is_cheaper(row, w_uk, w_uv, q_pe.shape[-1], first):
         c_kv, k_pe = (_read(part, pages, row, first) for part in (latents.c_kv, latents.k_pe))
-        q = torch.cat([q_nope, q_pe], dim=-1).transpose(0, 1)
+        q = torch.cat([q_nope, q_pe], dim=-1)
         k_nope, v = _expand(c_kv, w_uk, w_uv)
         k = k_nope, k_pe.expand(1, k_nope.shape[1], *k_pe.shape)
-        if takes_pages(q, k, v, softmax):
-            attend_pages(q, k, v, ONE_BLOCK, 0, len(c_kv), softmax, reach, first, out)
+        if are_enough(q.shape[0], 1) and takes_pages(q, k, v, softmax):
+            page = ONE_BLOCK.data_ptr(), 0
+            attend_pages(q, k, v, *page, c_kv.shape[0], softmax, reach, first, out)
             return
     more = pages, row, softmax, reach, causal_attention
     out[:] = reference.attend_row(q_nope, q_pe, latents, w_uk, w_uv, *more)

@@ -7,11 +7,10 @@ their numbers at a time, `[dim / OUTPUTS, tokens / 2, OUTPUTS, 2]`, and zeros be
 
 from typing import NamedTuple, no_type_check
 
-import numba
 import numpy as np
 
 from hybridrt.kernels.cpu.bfloat16 import halves, singles, words
-from hybridrt.kernels.cpu.jit import argument, inner, parallel_kernel
+from hybridrt.kernels.cpu.jit import argument, inner
 from hybridrt.kernels.cpu.packed_dot import OUTPUTS
 from hybridrt.kernels.cpu.transpose import turn
 from hybridrt.kernels.cpu.vectors import LANES, pointer
@@ -85,31 +84,22 @@ def _pack_values(v, head, table, place, block_size, skipped, count, block):  # p
                     block[at + d] = np.uint32(other[first + d]) << 16
 
 
-@parallel_kernel
+@inner
 @no_type_check
-def pack_tokens(
-    k, more, v, first_head, table, place, block_size, tokens, skipped, k_blocks, v_blocks
+def pack_block(
+    block, k, more, v, head, table, place, block_size, tokens, skipped, keys, values
 ):  # fmt: skip  # pragma: no cover
-    """Fills `k_blocks` and `v_blocks`, uint32 `[heads, blocks, pairs]`, from the first head on.
+    """Fills one head's block of keys and of values, both uint32.
 
     Keys are `[k, more]`. These and `v` are `Pages`, `table: int32` has their blocks of
-    `block_size` tokens. The first token stands at a place in those, `skipped` tokens behind the
-    beginning of the first block.
+    `block_size` tokens. The first of so many tokens stands at a place in those, `skipped` tokens
+    behind the beginning of block 0.
     """
-    heads, blocks = k_blocks.shape[:2]
-    for job in numba.prange(heads * blocks):
-        head, block = divmod(np.int64(job), blocks)
-        before = skipped if block == 0 else 0
-        first = block * OUTPUTS + before - skipped
-        count = min(tokens - first, OUTPUTS - before)
-        keys, split = k_blocks[head, block], k.size // 2 * OUTPUTS
-        _pack_keys(
-            k, first_head + head, table, place + first, block_size, before, count, keys[:split]
-        )  # fmt: skip
-        _pack_keys(
-            more, first_head + head, table, place + first, block_size, before, count, keys[split:]
-        )  # fmt: skip
-        _pack_values(
-            v, first_head + head, table, place + first, block_size, before, count,
-            v_blocks[head, block]
-        )  # fmt: skip
+    before = skipped if block == 0 else 0
+    first = block * OUTPUTS + before - skipped
+    count, place = min(tokens - first, OUTPUTS - before), place + first
+    split = k.size // 2 * OUTPUTS
+    _pack_keys(k, head, table, place, block_size, before, count, keys[:split])
+    if more.size > 0:
+        _pack_keys(more, head, table, place, block_size, before, count, keys[split:])
+    _pack_values(v, head, table, place, block_size, before, count, values)

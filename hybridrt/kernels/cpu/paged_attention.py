@@ -14,7 +14,12 @@ from hybridrt.kernels.cpu.attend import FEW_HEADS, attend, by_tiles
 from hybridrt.kernels.cpu.attend_jobs import Sizes
 from hybridrt.kernels.cpu.attend_lanes import attend_lanes
 from hybridrt.kernels.cpu.bfloat16 import DTYPES, are_singles, is_readable, of_dtype
-from hybridrt.kernels.cpu.causal_attention import attend_pages, causal_attention, takes_pages
+from hybridrt.kernels.cpu.causal_attention import (
+    are_enough,
+    attend_pages,
+    causal_attention,
+    takes_pages,
+)
 from hybridrt.kernels.reference import paged_attention as reference
 from hybridrt.kernels.reference.gather import Reach
 from hybridrt.kernels.reference.softmax_attention import Softmax
@@ -42,25 +47,28 @@ def paged_attention(
         decoded = _decode(q[:n], k, v, pages, batch, softmax, reach)
         if n == len(q):
             return decoded
-    cache = reference.PagedKV(k, v, k_scale, v_scale)
+    kv = k, v, k_scale, v_scale
     if n and decoded is None:
+        cache = reference.PagedKV(*kv)
         decoded = reference.attend_decodes(q[:n], cache, pages, batch, softmax, reach)
-    out = q.new_empty(*q.shape[:2], v.shape[-1])
+    out = torch.empty(*q.shape[:2], v.shape[-1], dtype=q.dtype)
     if decoded is not None:
         out[:n] = decoded
     if k_scale is None and are_singles(q, k, v):
         _attend_chunks(q, k, v, pages, batch, softmax, reach, out)
         return out
-    stop = n
+    stop, group = n, q.shape[1] // k.shape[1]
+    in_pages = k_scale is None and takes_pages(q, (k,), v, softmax)
     for row in batch.prefills:
         stop = row.stop
-        queries, of_row = q[row.start : stop], out[row.start : stop]
-        if k_scale is None and takes_pages(queries.transpose(0, 1), (k,), v, softmax):
+        is_all = stop - row.start == q.shape[0]
+        queries, of_row = (q, out) if is_all else (q[row.start : stop], out[row.start : stop])
+        if in_pages and are_enough(stop - row.start, group):
             _attend_in_pages(queries, k, v, pages, row, softmax, reach, of_row)
         else:
             more = pages, row, softmax, reach, causal_attention
-            of_row[:] = reference.attend_chunk(queries, cache, *more)
-    if stop < len(out):
+            of_row[:] = reference.attend_chunk(queries, reference.PagedKV(*kv), *more)
+    if stop < out.shape[0]:
         out[stop:] = 0
     return out
 
@@ -76,11 +84,10 @@ def _attend_in_pages(
     out: BFloat16[Tensor, "queries heads head_dim_v"],
 ) -> None:
     """One prefill row, which reads no more than its queries see."""
-    first = reach.first_visible(row.context)
-    place, tokens = first % k.shape[2], row.context + len(q) - first
-    table = pages.page_table[row.row]
-    more = table, place, tokens, softmax, reach, first, out
-    attend_pages(q.transpose(0, 1), (k,), v, *more)
+    first, numbers = reach.first_visible(row.context), pages.page_table
+    place, tokens = first % k.shape[2], row.context + q.shape[0] - first
+    table = numbers.data_ptr() + numbers.itemsize * row.row * numbers.stride(0)
+    attend_pages(q, (k,), v, table, place, tokens, softmax, reach, first, out)
 
 
 def _attend_chunks(
