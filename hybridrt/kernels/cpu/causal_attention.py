@@ -166,7 +166,8 @@ def takes_pages(
 
 
 def _pages_of(part: BFloat16[Tensor, "blocks kv_heads block_size dim"]) -> Pages:
-    return Pages(part.data_ptr(), *part.stride()[:3], part.shape[3])
+    block, head, token, _ = part.stride()
+    return Pages(part.data_ptr(), block, head, token, part.shape[3])
 
 
 def are_enough(queries: int, group: int) -> bool:

@@ -72,7 +72,7 @@ def causal_conv1d(
     given = Inputs(*_place(x), *_place(before), *_place(after))
     out = torch.empty(x.shape, dtype=x.dtype)
     weight = weight.to(x.dtype).contiguous()
-    bias = None if bias is None else bias.to(x.dtype)
+    bias = None if bias is None else bias.to(x.dtype).contiguous()
     run = _convolve_few if x.numel() <= SMALL else _convolve_many
     run(
         *(of_dtype(x), given, weight.data_ptr(), 0 if bias is None else bias.data_ptr()),

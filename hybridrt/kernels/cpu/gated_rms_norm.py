@@ -36,7 +36,7 @@ def gated_rms_norm(
     """See `hybridrt.kernels.gated_rms_norm`."""
     if x.stride(-1) != 1 or z.stride(-1) != 1:
         x, z = x.contiguous(), z.contiguous()
-    out = torch.empty(x.shape, dtype=x.dtype)
+    out, weight = torch.empty(x.shape, dtype=x.dtype), weight.contiguous()
     size = x.shape[-1] // num_groups
     if x.dim() == 3:  # heads, each normed as one group
         assert num_groups == 1, num_groups

@@ -54,6 +54,7 @@ def packed_gated(
     """What `silu_gated` makes of `packed_linear`'s result, bit for bit."""
     *batch, inputs = x.shape
     x, out = x.contiguous(), torch.empty(*batch, outputs // 2, dtype=x.dtype)
+    bias = None if bias is None else bias.contiguous()
     tokens, at_bias = x.numel() // inputs, 0 if bias is None else bias.data_ptr()
     args = (
         *(multiplies_tiles(), x.data_ptr(), address, width, block_bytes, at_bias),

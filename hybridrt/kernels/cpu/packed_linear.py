@@ -70,6 +70,7 @@ def packed_linear(
     *batch, inputs = x.shape
     x, out = x.contiguous(), torch.empty(*batch, outputs, dtype=x.dtype)
     tokens = x.numel() // inputs
+    bias = None if bias is None else bias.contiguous()
     at_bias = 0 if bias is None else bias.data_ptr()
     places = (x.data_ptr(), address, width, block_bytes, at_bias, out.data_ptr())
     sizes = tokens, outputs, inputs

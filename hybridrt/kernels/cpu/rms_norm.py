@@ -25,7 +25,7 @@ def rms_norm(
     offset: float,
 ) -> BFloat16[Tensor, "*rows size"]:
     """See `hybridrt.kernels.rms_norm`."""
-    out, size = torch.empty(x.shape, dtype=x.dtype), x.shape[-1]
+    out, size, weight = torch.empty(x.shape, dtype=x.dtype), x.shape[-1], weight.contiguous()
     if x.dim() > 3 or x.stride(-1) != 1:
         x = x.contiguous().view(-1, size)
     outer = x.shape[0] if x.dim() > 1 else 1
@@ -44,7 +44,7 @@ def add_rms_norm(
     offset: float,
 ) -> tuple[BFloat16[Tensor, "*rows size"], BFloat16[Tensor, "*rows size"]]:
     """See `hybridrt.kernels.rms_norm`."""
-    x, y = x.contiguous(), y.contiguous()
+    x, y, weight = x.contiguous(), y.contiguous(), weight.contiguous()
     total, out = torch.empty_like(x), torch.empty_like(x)
     count, size = x.numel(), x.shape[-1]
     run = _add_norm_few if count <= FEW else _add_norm_many

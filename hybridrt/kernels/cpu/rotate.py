@@ -23,7 +23,8 @@ def rotate(
 ) -> BFloat16[Tensor, "tokens heads head_dim"]:
     """See `hybridrt.kernels.rotate`."""
     x = x if x.stride(2) == 1 else x.contiguous()
-    positions = positions.contiguous()  # held while its address is in use
+    # Held while their addresses are in use.
+    table, positions = table.contiguous(), positions.contiguous()
     out = torch.empty(x.shape, dtype=x.dtype)
     run = _rotate_few if x.numel() <= FEW else _rotate_many
     run(

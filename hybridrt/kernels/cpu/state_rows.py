@@ -33,7 +33,8 @@ class StateRows(NamedTuple):
         initial_pages: Int64[Tensor, " rows"],
     ) -> "StateRows":
         """Of tensors without gaps, which whoever holds the addresses has to hold."""
-        assert pages.stride(0) == initial_pages.stride(0) == 1 or len(pages) == 1
+        lie_side_by_side = pages.is_contiguous() and initial_pages.is_contiguous()
+        assert lie_side_by_side, "kernels read page ids that lie side by side"
         return cls(
             num_rows=len(pages),
             cu_seqlens=batch.cu_seqlens_q.data_ptr(),

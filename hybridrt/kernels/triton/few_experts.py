@@ -52,7 +52,7 @@ def few_experts(
     if len(x) == 1:
         rest = (gate_up_bias, down_bias, gating, alpha, limit)
         return one_row_experts(x, gate_up, down, expert_ids, weights, *rest)
-    ids = expert_ids.flatten()
+    ids = expert_ids.flatten().contiguous()
     search = _search(assignments, experts)
     groups = min(assignments, experts)
     most = DOWN_COLUMNS if gating == "relu2" else COLUMNS

@@ -54,7 +54,7 @@ def paged_attention(
 ) -> Float[Tensor, "tokens heads head_dim_v"]:
     """See `hybridrt.kernels.paged_attention`."""
     cache = _Cache((k, None), v, k_scale, v_scale, pages.page_table, window or 0, chunked)
-    softmax = _Softmax(scale, sinks, softcap)
+    softmax = _Softmax(scale, None if sinks is None else sinks.contiguous(), softcap)
     out = q.new_empty(q.shape[0], q.shape[1], v.shape[-1])
     n = batch.num_decodes
     if n:

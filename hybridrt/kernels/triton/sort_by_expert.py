@@ -41,7 +41,8 @@ def sort_by_expert(
 
     A tile has at most `rows` places.
     """
-    ids, assignments = expert_ids.flatten(), expert_ids.numel()
+    # One behind another: `flatten` alone may give a view with gaps.
+    ids, assignments = expert_ids.flatten().contiguous(), expert_ids.numel()
     blocks = cdiv(assignments, COUNTED)
     # Every expert may have a last tile that isn't full; none has a tile without an assignment.
     most = min(assignments, cdiv(assignments, rows) + experts)

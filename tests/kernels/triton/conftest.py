@@ -59,9 +59,10 @@ def put_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, str, Callable[...,
         arguments = signature(getattr(module, name))
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            given = arguments.bind(*args, **kwargs).arguments
+            given = arguments.bind(*args, **kwargs)
+            given.apply_defaults()
             taken = signature(kernel).parameters.keys()
-            return kernel(**{key: value for key, value in given.items() if key in taken})
+            return kernel(**{key: arg for key, arg in given.arguments.items() if key in taken})
 
         monkeypatch.setattr(module, name, run)
 
