@@ -128,7 +128,7 @@ def linear(
     if isinstance(weight, QuantisedWeight):
         return quantised_linear(x, weight, bias)
     if isinstance(weight, BlockedWeight):
-        if x.numel() <= weight.most and numba_takes(x):
+        if x.numel() <= weight.most and numba_takes(*((x,) if bias is None else (x, bias))):
             of_blocks = weight.address, weight.width, weight.block_bytes
             return weight.multiply(x, *of_blocks, bias, weight.outputs)
         weight = weight.packed if weight.packed.is_mkldnn else weight.plain()
@@ -151,7 +151,8 @@ def gated_linear(
     gating: Gating,
 ) -> Float[Tensor, "*batch inner"]:
     """`gated` of what `linear` gives: the same numbers, at once where that takes less time."""
-    if gating == "silu" and isinstance(weight, BlockedWeight) and numba_takes(x):
+    given = (x,) if bias is None else (x, bias)
+    if gating == "silu" and isinstance(weight, BlockedWeight) and numba_takes(*given):
         from hybridrt.kernels.cpu import packed_gated
 
         tokens = x.numel() // weight.inputs

@@ -27,7 +27,13 @@ VECTOR_DTYPES = {**DTYPES, torch.float16: np.empty(0, np.int16)}
 
 
 def of_dtype(tensor: Tensor) -> np.ndarray:
-    """An array of a tensor's kind of numbers, by which a kernel is chosen."""
+    """An array of a tensor's kind of numbers, by which a kernel is chosen.
+
+    Raises:
+        TypeError: there is no kernel for them.
+    """
+    if tensor.dtype not in VECTOR_DTYPES:
+        raise TypeError(f"{tensor.dtype}: kernels of a CPU read {[*VECTOR_DTYPES]}")
     return VECTOR_DTYPES[tensor.dtype]
 
 

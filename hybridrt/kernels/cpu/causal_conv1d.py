@@ -63,7 +63,8 @@ def causal_conv1d(
     after: Float[Tensor, "tokens channels"] | None = None,
 ) -> Float[Tensor, "tokens channels"]:
     """See `hybridrt.kernels.causal_conv1d`."""
-    if x.dtype != conv_state.dtype or x.dtype not in DTYPES:
+    own = all(part is None or part.dtype == x.dtype for part in (before, after, conv_state))
+    if not own or x.dtype not in DTYPES:
         x = x if before is None else before * x
         args = (x, weight, bias, conv_state, pages, initial_pages, batch, activation)
         y = reference.causal_conv1d(*args)

@@ -31,7 +31,7 @@ def delta_inputs(
 ]:
     """See `hybridrt.kernels.delta_inputs`."""
     qk, a, b = (part if part.stride(1) == 1 else part.contiguous() for part in (qk, a, b))
-    A_log, dt_bias = A_log.contiguous(), dt_bias.contiguous()
+    A_log, dt_bias = A_log.float().contiguous(), dt_bias.float().contiguous()
     (tokens, heads), k_dim = a.shape, qk.shape[1] // (2 * key_heads)
     q, k = torch.empty(2, tokens, key_heads, k_dim, dtype=torch.float32)
     g, beta = torch.empty(2, tokens, heads, dtype=torch.float32)

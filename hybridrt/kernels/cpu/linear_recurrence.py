@@ -42,7 +42,7 @@ def linear_recurrence(
     if state.dtype != torch.float32:  # numba has no bfloat16
         return reference.linear_recurrence(update, decay, state, pages, initial_pages, batch)
     h = torch.empty(update.shape, dtype=torch.float32)
-    update, decay = update.contiguous(), decay.contiguous()
+    update, decay = update.float().contiguous(), decay.float().contiguous()
     rows = StateRows.of(batch, state, pages, initial_pages)
     _scan(update.data_ptr(), decay.data_ptr(), rows, state.data_ptr(), h.data_ptr(), *update.shape)
     return h

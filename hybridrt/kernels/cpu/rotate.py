@@ -24,7 +24,7 @@ def rotate(
     """See `hybridrt.kernels.rotate`."""
     x = x if x.stride(2) == 1 else x.contiguous()
     # Held while their addresses are in use.
-    table, positions = table.contiguous(), positions.contiguous()
+    table, positions = table.float().contiguous(), positions.long().contiguous()
     out = torch.empty(x.shape, dtype=x.dtype)
     run = _rotate_few if x.numel() <= FEW else _rotate_many
     run(

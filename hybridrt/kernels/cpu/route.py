@@ -41,7 +41,7 @@ def route(
         *(of_dtype(x), x.data_ptr(), of_dtype(weight), weight.data_ptr(), logits.data_ptr()),
         *(tokens, experts, hidden),
     )
-    bias = None if correction_bias is None else correction_bias.contiguous()
+    bias = None if correction_bias is None else correction_bias.float().contiguous()
     choose = _choose_few if tokens <= TOKENS else _choose_many
     choose(
         *(logits.data_ptr(), 0 if bias is None else bias.data_ptr(), tokens, experts),

@@ -24,7 +24,7 @@ def scan_inputs(
 ) -> tuple[Float32[Tensor, "tokens channels"], Float32[Tensor, " channels *state_size"]]:
     """See `hybridrt.kernels.scan_inputs`."""
     dt = dt if dt.stride(1) == 1 else dt.contiguous()
-    bias = None if dt_bias is None else dt_bias.float().contiguous()
+    bias, A_log = None if dt_bias is None else dt_bias.float().contiguous(), A_log.float()
     steps, rates = torch.empty(dt.shape, dtype=torch.float32), torch.empty_like(A_log)
     run = _few if dt.numel() + rates.numel() <= FEW else _many
     run(

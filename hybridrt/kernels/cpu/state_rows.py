@@ -4,6 +4,7 @@ from typing import NamedTuple, no_type_check
 
 import numba
 import numpy as np
+import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
@@ -33,8 +34,8 @@ class StateRows(NamedTuple):
         initial_pages: Int64[Tensor, " rows"],
     ) -> "StateRows":
         """Of tensors without gaps, which whoever holds the addresses has to hold."""
-        lie_side_by_side = pages.is_contiguous() and initial_pages.is_contiguous()
-        assert lie_side_by_side, "kernels read page ids that lie side by side"
+        for ids in (pages, initial_pages):
+            assert ids.dtype == torch.int64 and ids.is_contiguous(), "page ids are int64, in a row"
         return cls(
             num_rows=len(pages),
             cu_seqlens=batch.cu_seqlens_q.data_ptr(),

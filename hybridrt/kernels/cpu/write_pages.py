@@ -25,7 +25,7 @@ def write_pages(
     slots: Int64[Tensor, " tokens"],
 ) -> None:
     """See `hybridrt.kernels.write_pages`."""
-    values, slots = values.to(cache.dtype), slots.contiguous()
+    values, slots = values.to(cache.dtype), slots.long().contiguous()
     if values.stride(-1) != 1:
         values = values.contiguous()
     itemsize, has_rows = cache.itemsize, cache.dim() == 4

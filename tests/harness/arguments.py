@@ -1,10 +1,12 @@
-"""The same numbers, lying in memory in other ways."""
+"""The same numbers, lying in memory in other ways, or in other dtypes."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+DTYPES = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
 
 
 def other_ways(x: Tensor) -> dict[str, Tensor]:
@@ -37,6 +39,26 @@ def assert_strides_change_nothing(run: Callable[..., Any], args: Sequence[Any]) 
             found = tensors_of(run(*args[:i], laid, *args[i + 1 :]))
             for one, right in zip(found, expected, strict=True):
                 assert_alike(one, right, f"argument {i} {way}")
+
+
+def assert_dtypes_are_seen(run: Callable[..., Any], args: Sequence[Any]) -> None:
+    """Whichever of the arguments has another dtype, the results are those, or it is refused."""
+    expected = [part for part in tensors_of(run(*args)) if part.is_floating_point()]
+    for i, arg in enumerate(args):
+        if not isinstance(arg, Tensor) or not arg.is_floating_point():
+            continue
+        for dtype in DTYPES - {arg.dtype}:
+            try:
+                results = tensors_of(run(*args[:i], arg.to(dtype), *args[i + 1 :]))
+            except (RuntimeError, AssertionError, TypeError, ValueError):
+                continue
+            found = [part for part in results if part.is_floating_point()]
+            for one, right in zip(found, expected, strict=True):
+                # Rounded numbers may choose others here and there; bits that mean others do so
+                # everywhere, and what stands behind a tensor is far from anything.
+                scale = right.float().nan_to_num().abs().max().item()
+                apart = (one.float() - right.float()).nan_to_num(torch.inf)[~right.isnan()].abs()
+                assert (apart > 0.1 * scale).float().mean() < 0.05, f"argument {i} as {dtype}"
 
 
 def assert_alike(found: Tensor, expected: Tensor, what: str) -> None:

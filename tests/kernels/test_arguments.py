@@ -1,4 +1,7 @@
-"""What a kernel gives is told by the numbers that it is given, not by how they lie in memory."""
+"""What a kernel gives is told by the numbers that it is given, not by how they lie in memory.
+
+Nor by their dtype, if it doesn't refuse that.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -31,14 +34,15 @@ from hybridrt.kernels.route import route
 from hybridrt.kernels.sample import likeliest, sample
 from hybridrt.kernels.scan_inputs import scan_inputs
 from hybridrt.layers.linear import Linear
-from tests.harness.bench import Bench, Setting, random_tokens
-from tests.harness.layer_rows import BY_REASON
-from tests.harness.strides import (
+from tests.harness.arguments import (
     assert_alike,
+    assert_dtypes_are_seen,
     assert_strides_change_nothing,
     other_ways,
     tensors_of,
 )
+from tests.harness.bench import Bench, Setting, random_tokens
+from tests.harness.layer_rows import BY_REASON
 
 
 def _normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -128,6 +132,7 @@ def test_a_kernel_without_a_cache(name: str, tokens: int, dtype: torch.dtype, de
     run, args = small_kernels(tokens, dtype)[name]
     with torch.inference_mode():
         assert_strides_change_nothing(run, [arg.to(device) for arg in args])
+        assert_dtypes_are_seen(run, [arg.to(device) for arg in args])
 
 
 @pytest.mark.parametrize("bits", [None, 8, 4])
@@ -146,7 +151,9 @@ def test_a_product_with_a_packed_weight(
     layer.pack(bits)
     x, bias = _normal(tokens, 256, dtype=dtype), _normal(384, seed=1, dtype=dtype)
     with torch.inference_mode():
-        assert_strides_change_nothing(lambda x, bias: product(x, layer.held, bias), (x, bias))
+        run = lambda x, bias: product(x, layer.held, bias)  # noqa: E731
+        assert_strides_change_nothing(run, (x, bias))
+        assert_dtypes_are_seen(run, (x, bias))
 
 
 LAYERS = [
@@ -218,6 +225,17 @@ def assert_strides_of_a_call_change_nothing(run: Callable[..., Any], call: Call)
                 assert_alike(one[held], right[held], f"{contract}: {key} {way}")
 
 
+def assert_dtypes_of_a_call_are_seen(run: Callable[..., Any], call: Call) -> None:
+    """But for those of caches, whose dtypes are the engine's to choose."""
+    _, args, caches = call
+    names = [key for key, arg in args.items() if isinstance(arg, Tensor) and key not in caches]
+
+    def run_with(*tensors: Tensor) -> Any:
+        return _results(run, {**args, **dict(zip(names, tensors, strict=True))}, caches)
+
+    assert_dtypes_are_seen(run_with, [args[name] for name in names])
+
+
 def _results(run: Callable[..., Any], args: Mapping[str, Any], caches: set[str]) -> list[Tensor]:
     """What a call gives, and what it leaves in caches, which are copies."""
     own = {key: arg.clone() if key in caches else arg for key, arg in args.items()}
@@ -240,3 +258,4 @@ def test_a_kernel_with_a_cache(name: str, dtype: torch.dtype) -> None:
         assert calls
         for call in calls:
             assert_strides_of_a_call_change_nothing(_contracts()[call[0]], call)
+            assert_dtypes_of_a_call_are_seen(_contracts()[call[0]], call)

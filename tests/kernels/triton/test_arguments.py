@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.harness.strides import assert_strides_change_nothing
-from tests.kernels import test_strides as cases
+from tests.harness.arguments import assert_strides_change_nothing
+from tests.kernels import test_arguments as cases
 from tests.kernels.triton.conftest import IN_INTERPRETER, ONE_DTYPE_HERE
 
 Place = tuple[str, torch.dtype]
