@@ -45,11 +45,13 @@ def add_rms_norm(
 ) -> tuple[BFloat16[Tensor, "*rows size"], BFloat16[Tensor, "*rows size"]]:
     """See `hybridrt.kernels.rms_norm`."""
     x, y, weight = x.contiguous(), y.contiguous(), weight.contiguous()
-    total, out = torch.empty_like(x), torch.empty_like(x)
-    count, size = x.numel(), x.shape[-1]
+    shape, count = x.shape, x.numel()
+    total, out = torch.empty(shape, dtype=x.dtype), torch.empty(shape, dtype=x.dtype)
     run = _add_norm_few if count <= FEW else _add_norm_many
-    addresses = (part.data_ptr() for part in (x, y, weight, total, out))
-    run(*addresses, count // size, size, eps, offset)
+    run(
+        *(x.data_ptr(), y.data_ptr(), weight.data_ptr(), total.data_ptr(), out.data_ptr()),
+        *(count // shape[-1], shape[-1], eps, offset),
+    )
     return total, out
 
 
