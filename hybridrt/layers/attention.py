@@ -200,8 +200,9 @@ class Attention(TokenCached):
         """What `_project` returns, of what the projections give side by side."""
         cfg = self.config
         heads = [cfg.num_attention_heads, cfg.num_key_value_heads]
-        qk, v = qkv.tensor_split([sum(heads) * cfg.head_dim], dim=-1)
-        qk, v = qk.unflatten(-1, (-1, cfg.head_dim)), v.unflatten(-1, (-1, cfg.value_dim))
+        sizes = [sum(heads) * cfg.head_dim, heads[1] * cfg.value_dim]
+        qk, v = qkv.split_with_sizes(sizes, dim=-1)
+        qk, v = qk.view(len(qkv), -1, cfg.head_dim), v.view(len(qkv), -1, cfg.value_dim)
         parts = [qk]
         if cfg.qk_norm_eps is not None and not cfg.qk_norm_after_rope:
             q, k = qk.split(heads, dim=1)
@@ -210,7 +211,7 @@ class Attention(TokenCached):
             parts = [self._norm(q, self.q_norm), self._norm(k, self.k_norm)]
         if self.rope is not None:
             parts = [self.rope.apply(part, batch.rope_positions) for part in parts]
-        q, k = parts if len(parts) == 2 else parts[0].split(heads, dim=1)
+        q, k = parts if len(parts) == 2 else parts[0].split_with_sizes(heads, dim=1)
         if cfg.qk_norm_eps is not None and cfg.qk_norm_after_rope:
             q, k = self._norm(q, self.q_norm), self._norm(k, self.k_norm)
         return q, k, v

@@ -25,9 +25,9 @@ def write_pages(
     slots: Int64[Tensor, " tokens"],
 ) -> None:
     """See `hybridrt.kernels.write_pages`."""
-    values, slots = values.to(cache.dtype), slots.long().contiguous()
-    if values.stride(-1) != 1:
-        values = values.contiguous()
+    slots = slots.long().contiguous()
+    if values.dtype != cache.dtype or values.stride(-1) != 1:
+        values = values.to(cache.dtype).contiguous()
     itemsize, has_rows = cache.itemsize, cache.dim() == 4
     run = _write_few if values.numel() * itemsize <= FEW_BYTES else _write_many
     run(
