@@ -12,7 +12,7 @@ from torch import Tensor
 from hybridrt.kernels.cpu.attend_blocks import QUERIES
 from hybridrt.kernels.cpu.causal_attention import (
     FEWEST_QUERIES,
-    attend_pages,
+    attend_rows,
     causal_attention,
     takes_pages,
 )
@@ -21,6 +21,7 @@ from hybridrt.kernels.cpu.vectors import HAS_REGISTERS
 from hybridrt.kernels.reference import softmax_attention as reference
 from hybridrt.kernels.reference.gather import EVERYTHING, Reach
 from hybridrt.kernels.reference.softmax_attention import Softmax
+from tests.harness.batches import TOKENS, Row, make_batch
 from tests.harness.properties import bounded
 from tests.harness.tolerance import assert_twice_at_most
 
@@ -216,15 +217,17 @@ def test_in_pages_it_is_the_same_bit_for_bit(data: st.DataObject) -> None:
         shape = (blocks + 2, block_size, kv_heads, k_size + v_size)
     kv = torch.randn(shape, generator=generator).bfloat16()
     kv = kv.transpose(1, 2) if by_token else kv
-    table = torch.randperm(blocks + 2, generator=generator)[:blocks].int()
+    table = torch.randperm(blocks + 2, generator=generator)[:blocks]
     kv[[block for block in range(blocks + 2) if block not in table.tolist()]] = torch.nan
     k, v = kv.tensor_split([k_size], dim=-1)
     q = torch.randn(group * kv_heads, queries, k_size, generator=generator).bfloat16()
     softmax = Softmax(k_size**-0.5)
     out = torch.full((queries, len(q), v_size), torch.nan, dtype=torch.bfloat16)
     assert takes_pages(q.transpose(0, 1), (k,), v, softmax)
-    more = (first - begin, stop - first, softmax, reach, first, out)
-    attend_pages(q.transpose(0, 1), (k,), v, table.data_ptr(), *more)
+    row = Row(context, queries, table.tolist(), released=begin // block_size)
+    batch = make_batch([row], num_decodes=0, block_size=block_size)
+    pages = batch.token_pages(TOKENS)
+    attend_rows(q.transpose(0, 1), k, v, pages, batch, softmax, reach, out)
     gathered = kv[table].transpose(0, 1).flatten(1, 2)[:, first - begin : stop - begin]
     keys, values = gathered.tensor_split([k_size], dim=-1)
     expected = causal_attention(q, keys, values, softmax, reach, first)

@@ -12,7 +12,7 @@ import numba
 import numpy as np
 
 from hybridrt.kernels.cpu.attend_tile import NOTHING, capped, first_seen
-from hybridrt.kernels.cpu.bfloat16 import address_of, halves, singles
+from hybridrt.kernels.cpu.bfloat16 import address_of, halves, integers, singles
 from hybridrt.kernels.cpu.fast_exp import LOG2_E
 from hybridrt.kernels.cpu.jit import (
     ALONE,
@@ -59,26 +59,16 @@ AT_ONCE = 2 * ROWS
 
 
 @argument
-class Chunk(NamedTuple):
-    """Sizes of a chunk: `queries` from `position` on, which see so many `tokens` in pages.
+class Heads(NamedTuple):
+    """Sizes of queries, which are `q_head` and `q_token` steps apart, and of keys and values.
 
-    Those begin at a `place` in pages of `page_size` tokens. They make so many `blocks`, of which
-    the first one, `first_block` of the sequence, begins with `skipped` others. So many key heads
-    are in blocks `at_once`. A window of 0 is none. Sizes of keys and values are numbers, and
-    `q_head` and `q_token` steps. Products are made by tiles where `tiles`.
+    Those are in pages of `page_size` tokens. A window of 0 is none. Products are made by tiles
+    where `tiles`. So many bytes of blocks are made at once: of more, heads take turns.
     """
 
-    heads: int
+    count: int
     kv_heads: int
-    at_once: int
-    queries: int
-    position: int
-    place: int
     page_size: int
-    tokens: int
-    first_block: int
-    blocks: int
-    skipped: int
     k: int
     v: int
     q_head: int
@@ -86,11 +76,39 @@ class Chunk(NamedTuple):
     window: int
     chunked: bool
     tiles: bool
+    most_bytes: int
+
+
+class Chunk(NamedTuple):
+    """A row's `queries`, of which the first has a `position`, and so many `tokens` that they see.
+
+    Those begin at a `place` in their first page. They make so many `blocks`, of which the first
+    one, `first_block` of the sequence, begins with `skipped` others.
+    """
+
+    queries: int
+    position: int
+    place: int
+    tokens: int
+    first_block: int
+    blocks: int
+    skipped: int
 
 
 @inner
 @no_type_check
-def _cap(scores, count, scale, softcap):  # pragma: no cover  (compiled, as all below)
+def _chunk(queries, context, heads):  # pragma: no cover  (compiled, as all below)
+    first = first_seen(context, heads.window, heads.chunked)
+    tokens, first_block = context + queries - first, first // OUTPUTS
+    return Chunk(
+        queries, context, first % heads.page_size, tokens, first_block,
+        (first + tokens - 1) // OUTPUTS + 1 - first_block, first - first_block * OUTPUTS
+    )  # fmt: skip
+
+
+@inner
+@no_type_check
+def _cap(scores, count, scale, softcap):  # pragma: no cover
     """Scores times `scale`, between `-softcap` and `softcap`."""
     for i in range(count):
         scores[i] = capped(scores[i] * scale, softcap)
@@ -171,14 +189,15 @@ def _multiply(
 @inner
 @no_type_check
 def _attend(
-    tiles, queries, rows, position, keys, k_bytes, values, v_bytes, chunk, scale, softcap, sink,
+    tiles, queries, rows, position, keys, k_bytes, values, v_bytes, first_block, heads, scale,
+    softcap, sink,
     scores, weights, tops, totals, sums
 ):  # fmt: skip  # pragma: no cover
     """The queries of one head from `position` on, to the blocks of its key head, into `sums`.
 
     Queries, keys and values are addresses.
     """
-    width, q_bytes = (chunk.v + OUTPUTS - 1) // OUTPUTS * OUTPUTS, 2 * chunk.k
+    width, q_bytes = (heads.v + OUTPUTS - 1) // OUTPUTS * OUTPUTS, 2 * heads.k
     tops[:rows] = sink * LOG2_E
     totals[: rows * LANES] = 0
     for r in range(rows if sink > NOTHING else 0):
@@ -189,25 +208,25 @@ def _attend(
     of_scores, of_weights = pointer(scores), pointer(weights)
     at_scores, at_weights, at_sums = scores.ctypes.data, weights.ctypes.data, sums.ctypes.data
     factor, at_once = LOG2_E if softcap > 0 else scale * LOG2_E, AT_ONCE if tiles != 0 else rows
-    first = first_seen(position, chunk.window, chunk.chunked) // OUTPUTS
+    first = first_seen(position, heads.window, heads.chunked) // OUTPUTS
     for block in range(first, (position + rows - 1) // OUTPUTS + 1):
         start = block * OUTPUTS
         begin, end = max(start - position, 0), rows
-        while first_seen(position + end - 1, chunk.window, chunk.chunked) >= start + OUTPUTS:
+        while first_seen(position + end - 1, heads.window, heads.chunked) >= start + OUTPUTS:
             end -= 1
-        last_start = first_seen(position + end - 1, chunk.window, chunk.chunked)
+        last_start = first_seen(position + end - 1, heads.window, heads.chunked)
         hides = start + OUTPUTS > position + begin + 1 or last_start > start
-        of_block = block - chunk.first_block
+        of_block = block - first_block
         for row in range(begin, end, at_once):
             some = min(at_once, end - row)
             _multiply(
-                tiles, 1, keys + k_bytes * of_block, queries + q_bytes * row, q_bytes, chunk.k // 2,
+                tiles, 1, keys + k_bytes * of_block, queries + q_bytes * row, q_bytes, heads.k // 2,
                 at_scores, some
             )  # fmt: skip
             if softcap > 0:
                 _cap(scores, some * OUTPUTS, scale, softcap)
             if hides:
-                _hide(of_scores, some, position + row, start, chunk.window, chunk.chunked)
+                _hide(of_scores, some, position + row, start, heads.window, heads.chunked)
             _weigh(
                 of_scores, of_weights, some, factor, row, of_tops, of_totals, of_sums, width, rows
             )  # fmt: skip
@@ -222,21 +241,23 @@ def _attend(
 @inner
 @no_type_check
 def _work(
-    worker, workers, start, count, q, k_blocks, v_blocks, chunk, scale, softcap, sinks, out
+    worker, workers, start, count, q, k_blocks, v_blocks, queries, context, heads, scale, softcap,
+    sinks, out
 ):  # fmt: skip  # pragma: no cover
     """Every job whose turn it is: some queries of a head, the last ones, which see most, first.
 
     Heads, of `count` key heads from `start` on, follow one another: what one has of keys and
     values stays in the second cache.
     """
-    width, size = (chunk.v + OUTPUTS - 1) // OUTPUTS * OUTPUTS, max(QUERIES, AT_ONCE)
-    own = aligned(QUERIES * chunk.k // 2).view(np.uint16)
+    chunk = _chunk(queries, context, heads)
+    width, size = (heads.v + OUTPUTS - 1) // OUTPUTS * OUTPUTS, max(QUERIES, AT_ONCE)
+    own = aligned(QUERIES * heads.k // 2).view(np.uint16)
     scores, weights = aligned(size * OUTPUTS), aligned(size * OUTPUTS // 2).view(np.uint16)
     sums, totals, tops = aligned(QUERIES * width), aligned(QUERIES * LANES), aligned(QUERIES)
     of_q, of_own, of_out = pointer(halves(q, 1)), pointer(own), pointer(halves(out, 1))
-    of_sums, of_totals, group = pointer(sums), pointer(totals), chunk.heads // chunk.kv_heads
+    of_sums, of_totals, group = pointer(sums), pointer(totals), heads.count // heads.kv_heads
     k_bytes, v_bytes = 4 * k_blocks.shape[2], 4 * v_blocks.shape[2]
-    tiles, before = take_tiles(chunk.tiles), chunk.position // QUERIES
+    tiles, before = take_tiles(heads.tiles), chunk.position // QUERIES
     parts = (chunk.position + chunk.queries - 1) // QUERIES + 1 - before
     for turn in range((parts * count * group + workers - 1) // workers):
         # There and back, so that nobody always has those that see more.
@@ -248,22 +269,22 @@ def _work(
         begin = max(part * QUERIES, chunk.position) - chunk.position
         rows = min((part + 1) * QUERIES - chunk.position, chunk.queries) - begin
         for r in range(rows):
-            query = head * chunk.q_head + (begin + r) * chunk.q_token
-            for d in range(0, chunk.k, LANES):
-                some = min(LANES, chunk.k - d)
-                store_up_to(load_up_to(of_q, query + d, some), of_own, r * chunk.k + d, some)
+            query = head * heads.q_head + (begin + r) * heads.q_token
+            for d in range(0, heads.k, LANES):
+                some = min(LANES, heads.k - d)
+                store_up_to(load_up_to(of_q, query + d, some), of_own, r * heads.k + d, some)
         _attend(
             tiles, own.ctypes.data, rows, chunk.position + begin,
             k_blocks.ctypes.data + k_bytes * blocks, k_bytes,
-            v_blocks.ctypes.data + v_bytes * blocks, v_bytes, chunk, scale, softcap,
-            sinks[head] if len(sinks) > 0 else NOTHING, scores, weights, tops, totals, sums
+            v_blocks.ctypes.data + v_bytes * blocks, v_bytes, chunk.first_block, heads, scale,
+            softcap, sinks[head] if len(sinks) > 0 else NOTHING, scores, weights, tops, totals, sums
         )  # fmt: skip
         for r in range(rows):
-            result = ((begin + r) * chunk.heads + head) * chunk.v
+            result = ((begin + r) * heads.count + head) * heads.v
             share = splat(np.float32(1) / sum_of_lanes(load(of_totals, r * LANES)))
-            for d in range(0, chunk.v, LANES):
+            for d in range(0, heads.v, LANES):
                 at = (d // OUTPUTS * rows + r) * OUTPUTS + d % OUTPUTS
-                some = min(LANES, chunk.v - d)
+                some = min(LANES, heads.v - d)
                 store_up_to(mul(load(of_sums, at), share), of_out, result + d, some)
     release_tiles(tiles)
 
@@ -279,35 +300,49 @@ def _room(heads, blocks, pairs):  # pragma: no cover
 @calls(add_products)
 @no_type_check
 def attend_blocks(
-    q, k, more, v, table, chunk, scale, softcap, sinks, out, workers
+    q, k, more, v, tables, table_stride, query_lens, context_lens, first_row, rows, tokens, heads,
+    scale, softcap, sinks, out, workers
 ):  # fmt: skip  # pragma: no cover
-    """A chunk's queries, at the address `q`, into `out`: bfloat16 `[queries, heads, v]`.
+    """The chunks of all rows from `first_row` on, one behind another, behind a token of each other.
 
-    Keys are `[k, more]`. These and `v` are `Pages`, of which `table: int32` has those of the
-    sequence. Without sinks, which are float32, `sinks` is 0. It, `out` and `table` are addresses.
+    What is behind them, up to so many `tokens`, gets zeros. `q`, `out`, which is bfloat16 `[tokens,
+    heads, v]`, `tables` of int32 pages, `query_lens` and `context_lens` are addresses, and so is
+    `sinks`, float32; 0 if there are none. Keys are `[k, more]`; these and `v` are `Pages`.
     """
     scale, softcap = np.float32(scale), np.float32(softcap)
-    pages = (chunk.place + chunk.tokens - 1) // chunk.page_size + 1
-    table = numba.carray(address_of(table), (pages,), np.int32)
-    sinks = singles(sinks, chunk.heads if sinks != 0 else 0)
-    width = (chunk.v + OUTPUTS - 1) // OUTPUTS * OUTPUTS
-    k_blocks = _room(chunk.at_once, chunk.blocks, OUTPUTS * chunk.k // 2)
-    v_blocks = _room(chunk.at_once, chunk.blocks, OUTPUTS * width // 2)
-    for start in range(0, chunk.kv_heads, chunk.at_once):
-        count = min(chunk.at_once, chunk.kv_heads - start)
-        for job in numba.prange(count * chunk.blocks):
-            head, block = divmod(np.int64(job), chunk.blocks)
-            pack_block(
-                block, k, more, v, start + head, table, chunk.place, chunk.page_size, chunk.tokens,
-                chunk.skipped, k_blocks[head, block], v_blocks[head, block]
-            )  # fmt: skip
-        if workers == 1:
-            _work(
-                FIRST, ALONE, start, count, q, k_blocks, v_blocks, chunk, scale, softcap, sinks, out
-            )  # fmt: skip
-        else:
-            for worker in numba.prange(workers):
-                _work(
-                    np.int64(worker), workers, start, count, q, k_blocks, v_blocks, chunk, scale,
-                    softcap, sinks, out
+    lengths, contexts = integers(query_lens, rows), integers(context_lens, rows)
+    sinks = singles(sinks, heads.count if sinks != 0 else 0)
+    width, begin = (heads.v + OUTPUTS - 1) // OUTPUTS * OUTPUTS, first_row
+    for row in range(first_row, rows):
+        queries, context = lengths[row], contexts[row]
+        chunk = _chunk(queries, context, heads)
+        place, seen, blocks, skipped = chunk.place, chunk.tokens, chunk.blocks, chunk.skipped
+        of_q, of_out = q + 2 * begin * heads.q_token, out + 2 * begin * heads.count * heads.v
+        begin += queries
+        pages = (place + seen - 1) // heads.page_size + 1
+        table = numba.carray(address_of(tables + 4 * row * table_stride), (pages,), np.int32)
+        numbers = 2 * blocks * OUTPUTS * (heads.k + heads.v)
+        at_once = max(1, min(heads.kv_heads, heads.most_bytes // numbers))
+        k_blocks = _room(at_once, blocks, OUTPUTS * heads.k // 2)
+        v_blocks = _room(at_once, blocks, OUTPUTS * width // 2)
+        for start in range(0, heads.kv_heads, at_once):
+            count = min(at_once, heads.kv_heads - start)
+            for job in numba.prange(count * blocks):
+                head, block = divmod(np.int64(job), blocks)
+                pack_block(
+                    block, k, more, v, start + head, table, place, heads.page_size, seen, skipped,
+                    k_blocks[head, block], v_blocks[head, block]
                 )  # fmt: skip
+            if workers == 1:
+                _work(
+                    FIRST, ALONE, start, count, of_q, k_blocks, v_blocks, queries, context, heads,
+                    scale, softcap, sinks, of_out
+                )  # fmt: skip
+            else:
+                for worker in numba.prange(workers):
+                    _work(
+                        np.int64(worker), workers, start, count, of_q, k_blocks, v_blocks, queries,
+                        context, heads, scale, softcap, sinks, of_out
+                    )  # fmt: skip
+    rest = (tokens - begin) * heads.count * heads.v
+    halves(out + 2 * begin * heads.count * heads.v, rest)[:] = 0

@@ -1,17 +1,19 @@
 """causal_attention in numba: of float32, and of bfloat16 if the processor has AVX-512."""
 
+from dataclasses import replace
+
 import numba
 import numpy as np
 import torch
 from jaxtyping import BFloat16, Float, Float32, Shaped
 from torch import Tensor
 
-from hybridrt.kernels.cpu.attend_blocks import Chunk, attend_blocks
+from hybridrt.batch import Rows, TokenPages
+from hybridrt.kernels.cpu.attend_blocks import Heads, attend_blocks
 from hybridrt.kernels.cpu.attend_jobs import Sizes
 from hybridrt.kernels.cpu.attend_lanes import attend_lanes
 from hybridrt.kernels.cpu.bfloat16 import are_singles
 from hybridrt.kernels.cpu.pack_tokens import Pages
-from hybridrt.kernels.cpu.packed_dot import OUTPUTS
 from hybridrt.kernels.cpu.tile_registers import multiplies_tiles
 from hybridrt.kernels.cpu.vectors import HAS_REGISTERS
 from hybridrt.kernels.reference import softmax_attention as reference
@@ -24,11 +26,11 @@ FEWEST_QUERIES = 16
 ONE_BLOCK = torch.zeros(1, dtype=torch.int32)
 """The table of what stands in a page that holds all of it."""
 
-NO_PAGES = Pages(0, 0, 0, 0, 0)
-"""Of the second part of keys that have one."""
-
 MOST_BYTES = 2**24
 """Of blocks at once: of more, heads take turns, since new memory takes longer than used one."""
+
+NO_PAGES = Pages(0, 0, 0, 0, 0)
+"""Of the second part of keys that have one."""
 
 
 def causal_attention(
@@ -40,7 +42,7 @@ def causal_attention(
     first: int = 0,
 ) -> Float[Tensor, "heads queries head_dim_v"]:
     """See the reference, to which other dtypes and few queries are left."""
-    if are_enough(q.shape[1], q.shape[0] // k.shape[0]):
+    if q.shape[0] // k.shape[0] * q.shape[1] >= FEWEST_QUERIES:
         if are_singles(q, k, v):
             return _of_singles(q, k, v, softmax, reach, first)
         if _are_pairs(q, k, v) and softmax.scale > 0:
@@ -98,20 +100,15 @@ def _of_pairs(
     reach: Reach,
     first: int,
 ) -> BFloat16[Tensor, "heads queries head_dim_v"]:
-    """Keys and values are as in a page that holds all of them."""
     out = torch.empty(q.shape[1], q.shape[0], v.shape[2], dtype=q.dtype)
-    page, tokens = ((k[None],), v[None], ONE_BLOCK.data_ptr(), 0), k.shape[1]
-    attend_pages(q.transpose(0, 1), *page, tokens, softmax, reach, first, out)
+    attend_row(q.transpose(0, 1), (k,), v, softmax, reach, first, out)
     return out.transpose(0, 1)
 
 
-def attend_pages(
+def attend_row(
     q: BFloat16[Tensor, "queries heads head_dim_k"],
-    k: tuple[BFloat16[Tensor, "blocks kv_heads block_size _"], ...],
-    v: BFloat16[Tensor, "blocks kv_heads block_size head_dim_v"],
-    table: int,
-    place: int,
-    tokens: int,
+    k: tuple[BFloat16[Tensor, "kv_heads tokens _"], ...],
+    v: BFloat16[Tensor, "kv_heads tokens head_dim_v"],
     softmax: Softmax,
     reach: Reach,
     first: int,
@@ -119,60 +116,90 @@ def attend_pages(
 ) -> None:
     """`causal_attention` of what `takes_pages`, into `out`; keys have one or two parts.
 
-    The keys and values of so many `tokens`, from the sequence's `first` on, stand in the blocks
-    whose numbers, int32, begin at the address `table`, from a `place` in the first of them on.
+    Keys and values, from the sequence's `first` token on, are as in a page that holds all of them.
     """
-    queries, heads, k_size = q.shape
-    _, kv_heads, block_size, v_size = v.shape
-    first_block = first // OUTPUTS
-    blocks = (first + tokens - 1) // OUTPUTS + 1 - first_block
-    sinks = None if softmax.sinks is None else softmax.sinks.float().contiguous()
-    chunk = Chunk(
-        heads=heads,
-        kv_heads=kv_heads,
-        at_once=max(1, min(kv_heads, MOST_BYTES // (2 * blocks * OUTPUTS * (k_size + v_size)))),
-        queries=queries,
-        position=first + tokens - queries,
-        place=place,
-        page_size=block_size,
-        tokens=tokens,
-        first_block=first_block,
-        blocks=blocks,
-        skipped=first - first_block * OUTPUTS,
+    softmax, queries, tokens = _with_singles(softmax), q.shape[0], v.shape[1]
+    lengths = torch.tensor([queries, first + tokens - queries])
+    # Addresses are those that token 0 would have.
+    k_pages = [_pages_of(part[None], first) for part in k]
+    attend_blocks(
+        *(q.data_ptr(), k_pages[0], NO_PAGES if len(k) == 1 else k_pages[1]),
+        *(_pages_of(v[None], first), ONE_BLOCK.data_ptr(), 0),
+        *(lengths.data_ptr(), lengths.data_ptr() + lengths.itemsize, 0, 1, queries),
+        *_heads_and_more(q, sum(part.shape[2] for part in k), v[None], first, softmax, reach, out),
+    )
+
+
+def attend_rows(
+    q: BFloat16[Tensor, "tokens heads head_dim_k"],
+    k: BFloat16[Tensor, "blocks kv_heads block_size head_dim_k"],
+    v: BFloat16[Tensor, "blocks kv_heads block_size head_dim_v"],
+    pages: TokenPages,
+    batch: Rows,
+    softmax: Softmax,
+    reach: Reach,
+    out: BFloat16[Tensor, "tokens heads head_dim_v"],
+) -> None:
+    """Attention of all prefill rows, of what `takes_pages`, into `out`; zeros for padding."""
+    softmax, table = _with_singles(softmax), pages.page_table
+    attend_blocks(
+        *(q.data_ptr(), _pages_of(k), NO_PAGES, _pages_of(v), table.data_ptr(), table.stride(0)),
+        *(batch.query_lens.data_ptr(), batch.context_lens.data_ptr(), batch.num_decodes),
+        *(batch.num_rows, q.shape[0]),
+        *_heads_and_more(q, k.shape[3], v, 0, softmax, reach, out),
+    )
+
+
+def _with_singles(softmax: Softmax) -> Softmax:
+    """With sinks as `attend_blocks` reads them, which whoever gives their address has to hold."""
+    if softmax.sinks is None:
+        return softmax
+    return replace(softmax, sinks=softmax.sinks.float().contiguous())
+
+
+def _heads_and_more(
+    q: BFloat16[Tensor, "tokens heads head_dim_k"],
+    k_size: int,
+    v: BFloat16[Tensor, "blocks kv_heads block_size head_dim_v"],
+    first: int,
+    softmax: Softmax,
+    reach: Reach,
+    out: BFloat16[Tensor, "tokens heads head_dim_v"],
+) -> tuple[Heads, float, float, int, int, int]:
+    """The last arguments of `attend_blocks`; `first` tokens of a page aren't there."""
+    heads = Heads(
+        count=q.shape[1],
+        kv_heads=v.shape[1],
+        page_size=first + v.shape[2],
         k=k_size,
-        v=v_size,
+        v=v.shape[3],
         q_head=q.stride(1),
         q_token=q.stride(0),
         window=reach.window or 0,
         chunked=reach.chunked,
         tiles=multiplies_tiles(),
+        most_bytes=MOST_BYTES,
     )
-    attend_blocks(
-        *(q.data_ptr(), _pages_of(k[0]), NO_PAGES if len(k) == 1 else _pages_of(k[1])),
-        *(_pages_of(v), table, chunk, softmax.scale, softmax.softcap or 0.0),
-        *(0 if sinks is None else sinks.data_ptr(), out.data_ptr(), numba.get_num_threads()),
-    )
+    sinks = 0 if softmax.sinks is None else softmax.sinks.data_ptr()
+    at_out, threads = out.data_ptr(), numba.get_num_threads()
+    return heads, softmax.scale, softmax.softcap or 0.0, sinks, at_out, threads
 
 
 def takes_pages(
-    q: Float[Tensor, "queries heads head_dim_k"],
-    k: tuple[Shaped[Tensor, "blocks kv_heads block_size _"], ...],
-    v: Shaped[Tensor, "blocks kv_heads block_size head_dim_v"],
+    q: Float[Tensor, "tokens heads head_dim_k"],
+    k: tuple[Shaped[Tensor, "*blocks kv_heads tokens _"], ...],
+    v: Shaped[Tensor, "*blocks kv_heads tokens head_dim_v"],
     softmax: Softmax,
 ) -> bool:
-    """Whether `attend_pages` takes these, if queries are enough: pairs of bfloat16."""
-    even = all(part.shape[3] % 2 == 0 for part in k)
+    """Whether `attend_row` or `attend_rows` takes these: pairs of bfloat16."""
+    even = all(part.shape[-1] % 2 == 0 for part in k)
     return even and softmax.scale > 0 and _are_pairs(q, *k, v)
 
 
-def _pages_of(part: BFloat16[Tensor, "blocks kv_heads block_size dim"]) -> Pages:
+def _pages_of(part: BFloat16[Tensor, "blocks kv_heads block_size dim"], first: int = 0) -> Pages:
+    """Where they stand; `first` tokens of a page aren't there."""
     block, head, token, _ = part.stride()
-    return Pages(part.data_ptr(), block, head, token, part.shape[3])
-
-
-def are_enough(queries: int, group: int) -> bool:
-    """Whether so many queries, of `group` heads of a key head, are worth putting keys in blocks."""
-    return queries * group >= FEWEST_QUERIES
+    return Pages(part.data_ptr() - part.itemsize * first * token, block, head, token, part.shape[3])
 
 
 def _are_pairs(*tensors: Tensor) -> bool:

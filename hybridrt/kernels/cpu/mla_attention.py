@@ -17,9 +17,7 @@ from hybridrt.kernels.cpu.attend_jobs import Sizes
 from hybridrt.kernels.cpu.attend_lanes import attend_lanes
 from hybridrt.kernels.cpu.bfloat16 import are_singles, is_readable, of_dtype
 from hybridrt.kernels.cpu.causal_attention import (
-    ONE_BLOCK,
-    are_enough,
-    attend_pages,
+    attend_row,
     causal_attention,
     takes_pages,
 )
@@ -99,10 +97,9 @@ def _attend_latents(
         c_kv, k_pe = (_read(part, pages, row, first) for part in (latents.c_kv, latents.k_pe))
         q = torch.cat([q_nope, q_pe], dim=-1)
         k_nope, v = _expand(c_kv, w_uk, w_uv)
-        k = k_nope, k_pe.expand(1, k_nope.shape[1], *k_pe.shape)
-        if are_enough(q.shape[0], 1) and takes_pages(q, k, v, softmax):
-            page = ONE_BLOCK.data_ptr(), 0
-            attend_pages(q, k, v, *page, c_kv.shape[0], softmax, reach, first, out)
+        k = k_nope, k_pe.expand(len(k_nope), *k_pe.shape)
+        if takes_pages(q, k, v, softmax):
+            attend_row(q, k, v, softmax, reach, first, out)
             return
     more = pages, row, softmax, reach, causal_attention
     out[:] = reference.attend_row(q_nope, q_pe, latents, w_uk, w_uv, *more)
@@ -122,18 +119,16 @@ def _expand(
     c_kv: BFloat16[Tensor, "latents rank"],
     w_uk: BFloat16[Tensor, "heads nope_dim rank"],
     w_uv: BFloat16[Tensor, "heads v_dim rank"],
-) -> tuple[
-    BFloat16[Tensor, "one heads latents nope_dim"], BFloat16[Tensor, "one heads latents v_dim"]
-]:
+) -> tuple[BFloat16[Tensor, "heads latents nope_dim"], BFloat16[Tensor, "heads latents v_dim"]]:
     """What each head makes of the latents, by one product if both weights are parts of one."""
     heads, nope_dim, rank = w_uk.shape
     both_dims = nope_dim + w_uv.shape[1]
     strides, distance = (both_dims * rank, rank, 1), w_uv.data_ptr() - w_uk.data_ptr()
     if {w_uk.stride(), w_uv.stride()} == {strides} and distance == w_uk.itemsize * nope_dim * rank:
         weight = w_uk.as_strided((heads * both_dims, rank), (rank, 1))
-        both = linear(c_kv, weight).view(1, len(c_kv), heads, both_dims).transpose(1, 2)
+        both = linear(c_kv, weight).view(len(c_kv), heads, both_dims).transpose(0, 1)
         return both[..., :nope_dim], both[..., nope_dim:]
-    return reference.of_heads(c_kv, w_uk)[None], reference.of_heads(c_kv, w_uv)[None]
+    return reference.of_heads(c_kv, w_uk), reference.of_heads(c_kv, w_uv)
 
 
 def _stays(

@@ -6,20 +6,15 @@ Those of chunks in bfloat16 are put into blocks, and of what isn't float32 eithe
 import numba
 import numpy as np
 import torch
-from jaxtyping import BFloat16, Float, Float32, Shaped
+from jaxtyping import Float, Float32, Shaped
 from torch import Tensor
 
-from hybridrt.batch import Prefill, Rows, TokenPages
+from hybridrt.batch import Rows, TokenPages
 from hybridrt.kernels.cpu.attend import FEW_HEADS, attend, by_tiles
 from hybridrt.kernels.cpu.attend_jobs import Sizes
 from hybridrt.kernels.cpu.attend_lanes import attend_lanes
 from hybridrt.kernels.cpu.bfloat16 import DTYPES, are_singles, is_readable, of_dtype
-from hybridrt.kernels.cpu.causal_attention import (
-    are_enough,
-    attend_pages,
-    causal_attention,
-    takes_pages,
-)
+from hybridrt.kernels.cpu.causal_attention import attend_rows, causal_attention, takes_pages
 from hybridrt.kernels.reference import paged_attention as reference
 from hybridrt.kernels.reference.gather import Reach
 from hybridrt.kernels.reference.softmax_attention import Softmax
@@ -57,37 +52,17 @@ def paged_attention(
     if k_scale is None and are_singles(q, k, v):
         _attend_chunks(q, k, v, pages, batch, softmax, reach, out)
         return out
-    stop, group = n, q.shape[1] // k.shape[1]
-    in_pages = k_scale is None and takes_pages(q, (k,), v, softmax)
+    if k_scale is None and takes_pages(q, (k,), v, softmax):
+        attend_rows(q, k, v, pages, batch, softmax, reach, out)
+        return out
+    stop = n
     for row in batch.prefills:
         stop = row.stop
-        is_all = stop - row.start == q.shape[0]
-        queries, of_row = (q, out) if is_all else (q[row.start : stop], out[row.start : stop])
-        if in_pages and are_enough(stop - row.start, group):
-            _attend_in_pages(queries, k, v, pages, row, softmax, reach, of_row)
-        else:
-            more = pages, row, softmax, reach, causal_attention
-            of_row[:] = reference.attend_chunk(queries, reference.PagedKV(*kv), *more)
-    if stop < out.shape[0]:
-        out[stop:] = 0
+        more = pages, row, softmax, reach, causal_attention
+        queries = q[row.start : stop]
+        out[row.start : stop] = reference.attend_chunk(queries, reference.PagedKV(*kv), *more)
+    out[stop:] = 0
     return out
-
-
-def _attend_in_pages(
-    q: BFloat16[Tensor, "queries heads head_dim_k"],
-    k: BFloat16[Tensor, "blocks kv_heads block_size head_dim_k"],
-    v: BFloat16[Tensor, "blocks kv_heads block_size head_dim_v"],
-    pages: TokenPages,
-    row: Prefill,
-    softmax: Softmax,
-    reach: Reach,
-    out: BFloat16[Tensor, "queries heads head_dim_v"],
-) -> None:
-    """One prefill row, which reads no more than its queries see."""
-    first, numbers = reach.first_visible(row.context), pages.page_table
-    place, tokens = first % k.shape[2], row.context + q.shape[0] - first
-    table = numbers.data_ptr() + numbers.itemsize * row.row * numbers.stride(0)
-    attend_pages(q, (k,), v, table, place, tokens, softmax, reach, first, out)
 
 
 def _attend_chunks(
