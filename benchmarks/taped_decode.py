@@ -32,8 +32,9 @@ HEADER = ["model", "batch", "without", "with", "times as fast", "less", "calls"]
 def measure(model: str, path: Path, repeats: int) -> Iterator[list[str]]:
     """A row of the table for each batch."""
     plain, taped = (_open(path, records) for records in (False, True))
-    tapes = taped.engine._runner.static_decode
-    assert isinstance(tapes, TapedDecode)
+    recorder = taped.engine._runner.static_decode
+    assert isinstance(recorder, TapedDecode)
+    tapes = recorder.decode_tapes
     for batch in BATCHES:
         runtimes = {"without": Hybridrt(plain), "with": Hybridrt(taped)}
         sides = between_tokens(runtimes, VOCAB, batch, CONTEXT, STEPS)

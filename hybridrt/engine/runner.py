@@ -93,8 +93,9 @@ class Runner:
         begun, self._begun = self._begun, None
         if begun is not None and begun[0] is batch:
             return self._take_logits(rows, begun[1])
-        if self.static_decode is not None and self.static_decode.takes(batch):
-            return self._take_logits(rows, self.static_decode.run(batch))
+        static = self.static_decode
+        if static is not None and static.takes(batch) and not _scores_prompts(rows, batch):
+            return self._take_logits(rows, static.run(batch))
         return self._run_model(rows, batch)
 
     @torch.inference_mode()
@@ -252,6 +253,13 @@ class Runner:
             counts = [num_top] * len(chosen)
             entries += token_logprobs(HostCopy(*columns).wait(), counts, self._token_text)
         return entries
+
+
+def _scores_prompts(rows: Rows[Row], batch: ForwardBatch) -> bool:
+    """Whether logprobs of prompts are wanted, which need more than the logits behind rows."""
+    if batch.num_decodes == len(rows):
+        return False
+    return any(row.sequence.next_prompt_logprob is not None for row in rows)
 
 
 def _keep_logits(rows: Rows[Row], logits: Float[Tensor, "rows vocab"]) -> None:

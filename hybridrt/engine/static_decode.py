@@ -201,14 +201,14 @@ class StaticDecode:
             self._prepared = batch
 
 
-def table_width(group: GroupPlan, max_model_len: int) -> int:
-    """Kernel blocks from that of the first token that a token sees to its own, at most."""
+def table_width(group: GroupPlan, max_model_len: int, tokens: int = 1) -> int:
+    """Kernel blocks from that of the first token that some new tokens see to their own, at most."""
     size = group.kernel_block_size
     assert size is not None
     blocks = -(-max_model_len // size)
     if group.window is None:
         return blocks
-    return min(blocks, -(-group.window.size // size) + 1)
+    return min(blocks, -(-(group.window.size + tokens - 1) // size) + 1)
 
 
 def _in_place(tensor: Tensor) -> Any:

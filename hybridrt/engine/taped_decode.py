@@ -1,7 +1,6 @@
-"""Decode steps on a CPU from tapes: kernel after kernel, without Python code between."""
+"""Steps on a CPU from tapes, decodes and short prompts: kernel after kernel, no Python between."""
 
 import logging
-from collections import OrderedDict
 from collections.abc import Sequence
 
 import torch
@@ -12,23 +11,24 @@ from hybridrt.batch import ForwardBatch
 from hybridrt.cache.plan import GroupPlan
 from hybridrt.engine.module_changes import ModuleParts
 from hybridrt.engine.static_decode import StaticBatches, StaticDecode, decode_step
+from hybridrt.engine.static_prompts import PromptShape, StaticPrompts
+from hybridrt.engine.tapes import Shape, Step, Tapes
 from hybridrt.kernels.op import is_observed
-from hybridrt.kernels.tape import Tape, recorded
 from hybridrt.kernels.tape_memory import TapeMemory
 from hybridrt.models.causal_lm import CausalLM
 
 logger = logging.getLogger(__name__)
 
 MOST_ROWS = 256  # for each number of them a batch is made when the engine is
-MOST_TAPES = 64  # each is a list of calls, and what torch's own operations compute among them
+MOST_TOKENS = 512  # of a prompt: of more, Python takes a few hundredths of the time
 
 
 class TapedDecode(StaticDecode):
     """Runs batches of decodes from a tape for each number of rows, none of them padding.
 
-    A tape is recorded when a number of rows comes up for the second time, by a step that is
-    computed as ever. If it has a flaw, steps of this model go on as without this. If a module or
-    what it holds is replaced, all begins anew.
+    And a prompt alone from a tape for each padded size. A tape is recorded when a number of rows,
+    or a size, comes up for the second time. If one has a flaw, such steps of this model go on as
+    without this. If a module or what it holds is replaced, all begins anew.
     """
 
     def __init__(
@@ -38,18 +38,22 @@ class TapedDecode(StaticDecode):
         switches = model.rope_switch_length is not None
         cpu = torch.device("cpu")
         batches = StaticBatches(groups, sizes, max_model_len, cpu, switches_rope=switches)
-        super().__init__(batches, self._from_tape)
-        self.flaw: str | None = None
+        super().__init__(batches, self._decode)
+        self.prompts = StaticPrompts(groups, MOST_TOKENS, max_model_len, switches_rope=switches)
         self._model = model
-        self._parts = ModuleParts(model)
-        self._plain = decode_step(model)
+        self._plain, self._plain_prompt = decode_step(model), _prompt_step(model)
         self._looked = False  # at the modules, since other code than tapes ran
-        self._seen = set[int]()
-        self._tapes = OrderedDict[int, tuple[Tape, Tensor]]()
-        self._memory = TapeMemory()  # of all tapes: a step's logits are valid until the next one
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._parts, memory = ModuleParts(self._model), TapeMemory()
+        self.decode_tapes = Tapes[int](self._plain, memory, self.batches.tables)
+        self.prompt_tapes = Tapes[PromptShape](self._plain_prompt, memory, self.prompts.tables)
 
     def takes(self, batch: ForwardBatch) -> bool:
-        if self.flaw is not None or not super().takes(batch):
+        tapes = self.decode_tapes if batch.num_decodes else self.prompt_tapes
+        holder = super() if batch.num_decodes else self.prompts
+        if tapes.flaw is not None or not holder.takes(batch):
             return False
         if not self._looked:
             if not self._parts.are_the_same():
@@ -63,42 +67,42 @@ class TapedDecode(StaticDecode):
         self._looked = False
 
     def run(self, batch: ForwardBatch) -> Float[Tensor, "rows vocab"]:
-        if batch.num_rows not in self._seen:
-            self._seen.add(batch.num_rows)
+        if not batch.num_decodes:
+            return self._prompt(batch)
+        if self.decode_tapes.is_new(batch.num_rows):
             self.look_again()
             return self._plain(batch)
         return super().run(batch)
 
-    @property
-    def num_calls(self) -> dict[int, int]:
-        """Calls in the tape of each number of rows."""
-        return {rows: len(tape) for rows, (tape, _) in self._tapes.items()}
-
-    def _from_tape(self, batch: ForwardBatch) -> Float[Tensor, "rows vocab"]:
-        found = self._tapes.get(batch.num_rows)
-        if found is None:
-            return self._record(batch)
-        self._tapes.move_to_end(batch.num_rows)
-        tape, logits = found
-        tape.replay()
+    def _decode(self, batch: ForwardBatch) -> Float[Tensor, "rows vocab"]:
+        logits = self.decode_tapes.replay(batch.num_rows)
+        if logits is None:
+            logits = self._record(self.decode_tapes, batch.num_rows, batch, "decode steps")
         return logits
 
-    def _record(self, batch: ForwardBatch) -> Float[Tensor, "rows vocab"]:
-        # Those are as wide as the longest sequence: kernels read what is there, torch all of it.
-        with recorded(self.batches.tables, self._memory) as tape:
-            logits = self._plain(batch)
+    def _prompt(self, batch: ForwardBatch) -> Float[Tensor, "rows vocab"]:
+        shape = self.prompts.shape_of(batch)
+        if self.prompt_tapes.is_new(shape):
+            self.look_again()
+            return self._plain_prompt(batch)
+        batch = self.prompts.filled(batch)
+        logits = self.prompt_tapes.replay(shape)
+        if logits is None:
+            logits = self._record(self.prompt_tapes, shape, batch, "prompts")
+        return logits
+
+    def _record(
+        self, tapes: Tapes[Shape], shape: Shape, batch: ForwardBatch, what: str
+    ) -> Float[Tensor, "rows vocab"]:
+        logits = tapes.record(shape, batch)
         self.look_again()
-        if tape.flaw is not None:
-            self.flaw = tape.flaw
-            logger.info("decode steps can't be recorded: %s", self.flaw)
-            return logits
-        self._tapes[batch.num_rows] = tape, self._memory.given_back(logits)
-        if len(self._tapes) > MOST_TAPES:
-            self._tapes.popitem(last=False)
+        if tapes.flaw is not None:
+            logger.info("%s can't be recorded: %s", what, tapes.flaw)
         return logits
 
-    def _begin_anew(self) -> None:
-        self._parts = ModuleParts(self._model)
-        self._seen.clear()
-        self._tapes.clear()
-        self._memory = TapeMemory()
+
+def _prompt_step(model: CausalLM) -> Step:
+    def step(batch: ForwardBatch) -> Float[Tensor, "rows vocab"]:
+        return model.logits(model(batch)[batch.logits_indices])
+
+    return step

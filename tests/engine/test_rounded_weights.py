@@ -57,7 +57,8 @@ def test_steps_are_recorded_and_nothing_depends_on_that_or_on_company(
     assert sum(isinstance(m, QuantisedMatrices) for m in llm.engine.model.modules()) == 4
     together = answers(llm, PROMPTS)
     taped = llm.engine._runner.static_decode
-    assert isinstance(taped, TapedDecode) and taped.flaw is None and 3 in taped.num_calls
+    assert isinstance(taped, TapedDecode) and taped.decode_tapes.flaw is None
+    assert 3 in taped.decode_tapes.num_calls
     assert answers(open_llm(checkpoint, quantization, record_decode=False), PROMPTS) == together
     assert [answers(llm, [prompt])[0] for prompt in PROMPTS] == together
 

@@ -9,8 +9,10 @@ import torch
 
 from hybridrt import LLM, SamplingParams
 from hybridrt.engine import taped_decode
+from hybridrt.engine import tapes as tapes_module
 from hybridrt.engine.module_changes import ModuleParts
 from hybridrt.engine.taped_decode import TapedDecode
+from hybridrt.engine.tapes import Tapes
 from hybridrt.kernels.op import observed_calls
 from tests.engine.small import small_llm
 from tests.harness.engines import RECORDED, open_llm
@@ -24,10 +26,11 @@ UNREADABLE = {"Tensor.tolist", "Tensor.numpy", "reads what is for kernels alone"
 BEHIND_SUMS = ("post_attention_layernorm", "pre_ff_layernorm")
 
 
-def tapes(llm: LLM) -> TapedDecode:
+def tapes(llm: LLM) -> Tapes[int]:
+    """Those of decodes."""
     found = llm.engine._runner.static_decode
     assert isinstance(found, TapedDecode)
-    return found
+    return found.decode_tapes
 
 
 def outputs(llm: LLM, name: str) -> list[Any]:
@@ -68,7 +71,7 @@ def test_a_prompt_that_comes_again_is_a_row_of_a_tape() -> None:
 
 
 def test_few_tapes_are_kept_those_that_were_used_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(taped_decode, "MOST_TAPES", 2)
+    monkeypatch.setattr(tapes_module, "MOST_TAPES", 2)
     llm = small_llm(max_num_seqs=8)
     for count in (1, 2, 1, 3):
         llm.generate([[1 + i] * 3 for i in range(count)], PARAMS)

@@ -66,7 +66,7 @@ class Heads(NamedTuple):
     where `tiles`. So many bytes of blocks are made at once: of more, heads take turns.
     """
 
-    count: int
+    q_heads: int
     kv_heads: int
     page_size: int
     k: int
@@ -255,7 +255,7 @@ def _work(
     scores, weights = aligned(size * OUTPUTS), aligned(size * OUTPUTS // 2).view(np.uint16)
     sums, totals, tops = aligned(QUERIES * width), aligned(QUERIES * LANES), aligned(QUERIES)
     of_q, of_own, of_out = pointer(halves(q, 1)), pointer(own), pointer(halves(out, 1))
-    of_sums, of_totals, group = pointer(sums), pointer(totals), heads.count // heads.kv_heads
+    of_sums, of_totals, group = pointer(sums), pointer(totals), heads.q_heads // heads.kv_heads
     k_bytes, v_bytes = 4 * k_blocks.shape[2], 4 * v_blocks.shape[2]
     tiles, before = take_tiles(heads.tiles), chunk.position // QUERIES
     parts = (chunk.position + chunk.queries - 1) // QUERIES + 1 - before
@@ -280,7 +280,7 @@ def _work(
             softcap, sinks[head] if len(sinks) > 0 else NOTHING, scores, weights, tops, totals, sums
         )  # fmt: skip
         for r in range(rows):
-            result = ((begin + r) * heads.count + head) * heads.v
+            result = ((begin + r) * heads.q_heads + head) * heads.v
             share = splat(np.float32(1) / sum_of_lanes(load(of_totals, r * LANES)))
             for d in range(0, heads.v, LANES):
                 at = (d // OUTPUTS * rows + r) * OUTPUTS + d % OUTPUTS
@@ -311,13 +311,13 @@ def attend_blocks(
     """
     scale, softcap = np.float32(scale), np.float32(softcap)
     lengths, contexts = integers(query_lens, rows), integers(context_lens, rows)
-    sinks = singles(sinks, heads.count if sinks != 0 else 0)
+    sinks = singles(sinks, heads.q_heads if sinks != 0 else 0)
     width, begin = (heads.v + OUTPUTS - 1) // OUTPUTS * OUTPUTS, first_row
     for row in range(first_row, rows):
         queries, context = lengths[row], contexts[row]
         chunk = _chunk(queries, context, heads)
         place, seen, blocks, skipped = chunk.place, chunk.tokens, chunk.blocks, chunk.skipped
-        of_q, of_out = q + 2 * begin * heads.q_token, out + 2 * begin * heads.count * heads.v
+        of_q, of_out = q + 2 * begin * heads.q_token, out + 2 * begin * heads.q_heads * heads.v
         begin += queries
         pages = (place + seen - 1) // heads.page_size + 1
         table = numba.carray(address_of(tables + 4 * row * table_stride), (pages,), np.int32)
@@ -344,5 +344,5 @@ def attend_blocks(
                         np.int64(worker), workers, start, count, of_q, k_blocks, v_blocks, queries,
                         context, heads, scale, softcap, sinks, of_out
                     )  # fmt: skip
-    rest = (tokens - begin) * heads.count * heads.v
-    halves(out + 2 * begin * heads.count * heads.v, rest)[:] = 0
+    rest = (tokens - begin) * heads.q_heads * heads.v
+    halves(out + 2 * begin * heads.q_heads * heads.v, rest)[:] = 0

@@ -168,7 +168,7 @@ def _heads_and_more(
 ) -> tuple[Heads, float, float, int, int, int]:
     """The last arguments of `attend_blocks`; `first` tokens of a page aren't there."""
     heads = Heads(
-        count=q.shape[1],
+        q_heads=q.shape[1],
         kv_heads=v.shape[1],
         page_size=first + v.shape[2],
         k=k_size,
