@@ -87,7 +87,8 @@ def _rows(lengths: list[int], contexts: list[int], num_decodes: int) -> Rows:
     on_device = ((lens + context).int(), ends.int(), context > 0)
     follows = torch.zeros(len(lens), dtype=torch.bool)
     seq_lens, cu_seqlens, has_state = (part.to(CUDA) for part in on_device)
-    return Rows(seq_lens, cu_seqlens, has_state, lens, context, follows, num_decodes)
+    is_new = not any(contexts[num_decodes:])
+    return Rows(seq_lens, cu_seqlens, has_state, lens, context, follows, num_decodes, is_new)
 
 
 def pages_of(batch: Rows, size: int = 16) -> TokenPages:

@@ -1,16 +1,17 @@
-"""What it gains between tokens to record decode steps on a CPU (`record_decode`).
+"""What it gains to record decode steps and prompts on a CPU (`record_decode`).
 
     python benchmarks/taped_decode.py [--models llama bamba ...] [--repeats 5]
 
-Prints Markdown: for each batch milliseconds between tokens without and with it, in turns, and the
-calls that a tape has.
+Prints Markdown: for each batch milliseconds between tokens, and for prompts of some lengths, each
+of other tokens, milliseconds to the first token, without and with it, in turns; and the calls that
+a tape has.
 """
 
 import argparse
 import shlex
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from about import machine
@@ -20,34 +21,45 @@ from versus_tables import markdown
 from hybridrt import LLM
 from hybridrt.engine.taped_decode import TapedDecode
 from hybridrt.measure.runtime import Hybridrt
-from hybridrt.measure.timing import take_turns
-from hybridrt.measure.work import between_tokens
+from hybridrt.measure.timing import Spread, take_turns
+from hybridrt.measure.work import between_tokens, to_first_token
 
 CONTEXT = 128
 BATCHES = (1, 8, 32, 64)
 STEPS = 16
-HEADER = ["model", "batch", "without", "with", "times as fast", "less", "calls"]
+PROMPTS = (32, 128, 256, 512)
+HEADER = ["model", "what", "without", "with", "times as fast", "less", "calls"]
 
 
 def measure(model: str, path: Path, repeats: int) -> Iterator[list[str]]:
-    """A row of the table for each batch."""
+    """A row of the table for each batch of decodes, and for each length of a prompt."""
     plain, taped = (_open(path, records) for records in (False, True))
+    runtimes = {"without": Hybridrt(plain), "with": Hybridrt(taped)}
     recorder = taped.engine._runner.static_decode
     assert isinstance(recorder, TapedDecode)
     tapes = recorder.decode_tapes
     for batch in BATCHES:
-        runtimes = {"without": Hybridrt(plain), "with": Hybridrt(taped)}
         sides = between_tokens(runtimes, VOCAB, batch, CONTEXT, STEPS)
-        found = {name: spread.median for name, spread in take_turns(sides, repeats).items()}
-        yield [
-            model,
-            str(batch),
-            f"{1000 * found['without']:.2f} ms",
-            f"{1000 * found['with']:.2f} ms",
-            f"{found['without'] / found['with']:.2f}",
-            f"{1000 * (found['without'] - found['with']):.1f} ms",
-            str(tapes.num_calls.get(batch, tapes.flaw)),
-        ]
+        found = take_turns(sides, repeats)
+        yield _row(model, f"steps of {batch}", found, tapes.num_calls.get(batch, tapes.flaw))
+    new = recorder.prompt_tapes[True]
+    for tokens in PROMPTS:
+        found = take_turns(to_first_token(runtimes, VOCAB, 1, tokens), 4 * repeats)
+        calls = [n for shape, n in new.num_calls.items() if shape.tokens == tokens]
+        yield _row(model, f"a prompt of {tokens}", found, calls[0] if calls else new.flaw)
+
+
+def _row(model: str, what: str, found: Mapping[str, Spread], calls: int | str | None) -> list[str]:
+    without, taped = found["without"].median, found["with"].median
+    return [
+        model,
+        what,
+        f"{1000 * without:.2f} ms",
+        f"{1000 * taped:.2f} ms",
+        f"{without / taped:.2f}",
+        f"{1000 * (without - taped):.1f} ms",
+        str(calls),
+    ]
 
 
 def _open(path: Path, records: bool) -> LLM:
@@ -56,7 +68,7 @@ def _open(path: Path, records: bool) -> LLM:
         record_decode=records,
         max_num_seqs=max(BATCHES),
         cache_memory="1GiB",
-        max_model_len=512,
+        max_model_len=1024,
         enable_prefix_caching=False,
     )
 

@@ -56,7 +56,8 @@ class Rows:
 
     `query_lens` and `context_lens` (tokens computed before the row's) repeat `cu_seqlens_q`
     and `seq_lens` in the host's memory, whatever the device, so that no kernel has to ask the
-    device for them. `follows` is in the host's memory alone.
+    device for them. `follows` is in the host's memory alone. `starts_anew` says that no prefill
+    row has a context, to kernels that ask nobody else.
     """
 
     seq_lens: Int32[Tensor, " rows"]
@@ -66,6 +67,7 @@ class Rows:
     context_lens: Int64[Tensor, " rows"]
     follows: Bool[Tensor, " rows"]
     num_decodes: int
+    starts_anew: bool
 
     @property
     def num_rows(self) -> int:

@@ -180,6 +180,7 @@ class BatchBuilder:
             logits_indices=shipment.add((cu_seqlens[1:] - 1)[samples]),
             groups=self._place(rows, positions, row_of_token, cut, shipment),
             num_decodes=num_decodes,
+            starts_anew=not starts[num_decodes:].any(),
             query_lens=torch.from_numpy(lens),
             context_lens=torch.from_numpy(starts),
             follows=torch.zeros(len(rows), dtype=torch.bool),

@@ -65,6 +65,7 @@ class CutRows:
             context_lens=torch.from_numpy(self.starts),
             follows=torch.from_numpy(self.follows),
             num_decodes=self.num_decodes,
+            starts_anew=not self.starts[self.num_decodes :].any(),
         )
 
 

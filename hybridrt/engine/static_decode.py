@@ -161,6 +161,7 @@ class StaticBatches:
             logits_indices=torch.arange(size, device=self._device),
             groups=groups,
             num_decodes=size,
+            starts_anew=False,
             query_lens=torch.ones(size, dtype=torch.int64),
             context_lens=self._context_lens[:size],
             follows=torch.zeros(size, dtype=torch.bool),

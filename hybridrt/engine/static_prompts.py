@@ -17,11 +17,13 @@ MOST_PIECES = 4  # that one prompt is cut into where states are left
 class PromptShape(NamedTuple):
     """What tells steps with one prompt apart: its padded tokens, and in how many pieces it is.
 
-    0 pieces: states are read and left where the sequence has its own, as a whole.
+    0 pieces: states are read and left where the sequence has its own, as a whole. One that doesn't
+    start anew has a context.
     """
 
     tokens: int
     pieces: int
+    starts_anew: bool
 
 
 class StaticPrompts:
@@ -52,7 +54,8 @@ class StaticPrompts:
             if group.kernel_block_size is None:
                 self._parts[group.name] = group.parts
                 continue
-            width = table_width(group, max_model_len, most_tokens)
+            # For padding, too, which nobody wants, but some kernels read.
+            width = table_width(group, max_model_len + STEP, most_tokens)
             self._tables[group.name] = torch.zeros(1, width, dtype=torch.int32)
             self._slots[group.name] = torch.full((most_tokens,), NO_PLACE)
         self._batches: dict[PromptShape, ForwardBatch] = {}
@@ -73,7 +76,8 @@ class StaticPrompts:
     def shape_of(self, batch: ForwardBatch) -> PromptShape:
         """Under which a batch is filled in."""
         cut = batch.cut_rows
-        return PromptShape(-(-batch.num_tokens // STEP) * STEP, 0 if cut is None else cut.num_rows)
+        tokens, pieces = -(-batch.num_tokens // STEP) * STEP, 0 if cut is None else cut.num_rows
+        return PromptShape(tokens, pieces, batch.starts_anew)
 
     def filled(self, batch: ForwardBatch) -> ForwardBatch:
         """The batch of that shape, with what this one has."""
@@ -126,6 +130,7 @@ class StaticPrompts:
             context_lens=whole.context_lens,
             follows=whole.follows,
             num_decodes=0,
+            starts_anew=shape.starts_anew,
         )
 
 
@@ -138,6 +143,7 @@ def _rows(count: int) -> Rows:
         context_lens=torch.zeros(count, dtype=torch.int64),
         follows=torch.zeros(count, dtype=torch.bool),
         num_decodes=0,
+        starts_anew=False,
     )
 
 

@@ -48,10 +48,14 @@ class TapedDecode(StaticDecode):
     def _begin_anew(self) -> None:
         self._parts, memory = ModuleParts(self._model), TapeMemory()
         self.decode_tapes = Tapes[int](self._plain, memory, self.batches.tables)
-        self.prompt_tapes = Tapes[PromptShape](self._plain_prompt, memory, self.prompts.tables)
+        # A kernel may read how long a context is, and no more than that.
+        self.prompt_tapes = {
+            starts_anew: Tapes[PromptShape](self._plain_prompt, memory, self.prompts.tables)
+            for starts_anew in (True, False)
+        }
 
     def takes(self, batch: ForwardBatch) -> bool:
-        tapes = self.decode_tapes if batch.num_decodes else self.prompt_tapes
+        tapes = self.decode_tapes if batch.num_decodes else self.prompt_tapes[batch.starts_anew]
         holder = super() if batch.num_decodes else self.prompts
         if tapes.flaw is not None or not holder.takes(batch):
             return False
@@ -81,14 +85,15 @@ class TapedDecode(StaticDecode):
         return logits
 
     def _prompt(self, batch: ForwardBatch) -> Float[Tensor, "rows vocab"]:
-        shape = self.prompts.shape_of(batch)
-        if self.prompt_tapes.is_new(shape):
+        shape, tapes = self.prompts.shape_of(batch), self.prompt_tapes[batch.starts_anew]
+        if tapes.is_new(shape):
             self.look_again()
             return self._plain_prompt(batch)
         batch = self.prompts.filled(batch)
-        logits = self.prompt_tapes.replay(shape)
+        logits = tapes.replay(shape)
         if logits is None:
-            logits = self._record(self.prompt_tapes, shape, batch, "prompts")
+            what = "prompts" if batch.starts_anew else "prompts with a context"
+            logits = self._record(tapes, shape, batch, what)
         return logits
 
     def _record(

@@ -98,6 +98,7 @@ def _fields(rows: Sequence[Row], num_decodes: int, device: str) -> dict[str, Any
         "context_lens": torch.tensor([row.context for row in rows]),
         "follows": torch.tensor([row.follows for row in rows]),
         "num_decodes": num_decodes,
+        "starts_anew": not any(row.context for row in rows[num_decodes:]),
     }
 
 

@@ -113,19 +113,24 @@ def attend_row(
     reach: Reach,
     first: int,
     out: BFloat16[Tensor, "queries heads head_dim_v"],
+    batch: Rows | None = None,
 ) -> None:
     """`causal_attention` of what `takes_pages`, into `out`; keys have one or two parts.
 
     Keys and values, from the sequence's `first` token on, are as in a page that holds all of them.
+    A `batch` has this row alone, of which it tells the length, and behind it may be padding.
     """
     softmax, queries, tokens = _with_singles(softmax), q.shape[0], v.shape[1]
-    lengths = torch.tensor([queries, first + tokens - queries])
+    if batch is None:
+        lengths = torch.tensor([[queries], [first + tokens - queries]])
+    else:
+        lengths = batch.query_lens, batch.context_lens
     # Addresses are those that token 0 would have.
     k_pages = [_pages_of(part[None], first) for part in k]
     attend_blocks(
         *(q.data_ptr(), k_pages[0], NO_PAGES if len(k) == 1 else k_pages[1]),
         *(_pages_of(v[None], first), ONE_BLOCK.data_ptr(), 0),
-        *(lengths.data_ptr(), lengths.data_ptr() + lengths.itemsize, 0, 1, queries),
+        *(lengths[0].data_ptr(), lengths[1].data_ptr(), 0, 1, queries),
         *_heads_and_more(q, sum(part.shape[2] for part in k), v[None], first, softmax, reach, out),
     )
 

@@ -22,6 +22,7 @@ from hybridrt.kernels.cpu.causal_attention import (
     takes_pages,
 )
 from hybridrt.kernels.cpu.copies import take_tokens
+from hybridrt.kernels.cpu.rows_linear import rows_linear, takes_rows
 from hybridrt.kernels.reference import mla_attention as reference
 from hybridrt.kernels.reference.gather import Reach
 from hybridrt.kernels.reference.softmax_attention import Softmax
@@ -60,6 +61,9 @@ def mla_attention(
     elif n:
         queries = q_nope[:n], q_pe[:n]
         out[:n] = reference.decode(*queries, latents, w_uk, w_uv, pages, batch, softmax, reach)
+    more = (latents, w_uk, w_uv, pages, batch, softmax, reach, out)
+    if c_kv_scale is None and n == 0 and _attend_new(q_nope, q_pe, *more):
+        return out
     stop = n
     for row in batch.prefills:
         stop = row.stop
@@ -77,6 +81,43 @@ def mla_attention(
     if stop < len(out):
         out[stop:] = 0
     return out
+
+
+def _attend_new(
+    q_nope: Float[Tensor, "tokens heads nope_dim"],
+    q_pe: Float[Tensor, "tokens heads rope_dim"],
+    latents: reference.Latents,
+    w_uk: Float[Tensor, "heads nope_dim rank"],
+    w_uv: Float[Tensor, "heads v_dim rank"],
+    pages: TokenPages,
+    batch: Rows,
+    softmax: Softmax,
+    reach: Reach,
+    out: Float[Tensor, "tokens heads v_dim"],
+) -> bool:
+    """One row without a context, expanded, with padding behind it; False: it is to be asked for.
+
+    Neither its length nor its pages are looked at but by kernels. What they read of padding is
+    arbitrary, and seen by nobody.
+    """
+    tokens = q_nope.shape[0]
+    row, (c_kv, k_pe) = Prefill(0, 0, tokens, 0), (latents.c_kv, latents.k_pe)
+    if not batch.starts_anew or batch.num_rows != 1:
+        return False
+    if pages.page_table.shape[1] * c_kv.shape[1] < tokens:
+        return False
+    if not all(part.dtype == torch.bfloat16 for part in (q_nope, q_pe, c_kv, k_pe, w_uk, w_uv)):
+        return False
+    if not reference.expanding_is_cheaper(row, w_uk, w_uv, q_pe.shape[-1]):
+        return False
+    q = torch.cat([q_nope, q_pe], dim=-1)
+    c_kv, k_pe = (_read(part, pages, row, 0) for part in (c_kv, k_pe))
+    k_nope, v = _expand(c_kv, w_uk, w_uv)
+    k = k_nope, k_pe.expand(len(k_nope), *k_pe.shape)
+    if not takes_pages(q, k, v, softmax):
+        return False
+    attend_row(q, k, v, softmax, reach, 0, out, batch)
+    return True
 
 
 def _attend_latents(
@@ -126,7 +167,8 @@ def _expand(
     strides, distance = (both_dims * rank, rank, 1), w_uv.data_ptr() - w_uk.data_ptr()
     if {w_uk.stride(), w_uv.stride()} == {strides} and distance == w_uk.itemsize * nope_dim * rank:
         weight = w_uk.as_strided((heads * both_dims, rank), (rank, 1))
-        both = linear(c_kv, weight).view(len(c_kv), heads, both_dims).transpose(0, 1)
+        product = rows_linear if takes_rows(weight) else linear
+        both = product(c_kv, weight).view(len(c_kv), heads, both_dims).transpose(0, 1)
         return both[..., :nope_dim], both[..., nope_dim:]
     return reference.of_heads(c_kv, w_uk), reference.of_heads(c_kv, w_uv)
 

@@ -37,7 +37,8 @@ def _find(pages, table, place, block_size):  # pragma: no cover  (compiled, as a
 
 @inner
 @no_type_check
-def _pack_keys(k, head, table, place, block_size, skipped, count, block):  # pragma: no cover
+def pack_keys(k, head, table, place, block_size, skipped, count, block):  # pragma: no cover
+    """`count` tokens of a head, from a place on, into a block behind the `skipped` first ones."""
     pairs, turned = k.size // 2, k.token % 2 == 0
     if count < OUTPUTS:
         block[:] = 0
@@ -99,7 +100,7 @@ def pack_block(
     first = block * OUTPUTS + before - skipped
     count, place = min(tokens - first, OUTPUTS - before), place + first
     split = k.size // 2 * OUTPUTS
-    _pack_keys(k, head, table, place, block_size, before, count, keys[:split])
+    pack_keys(k, head, table, place, block_size, before, count, keys[:split])
     if more.size > 0:
-        _pack_keys(more, head, table, place, block_size, before, count, keys[split:])
+        pack_keys(more, head, table, place, block_size, before, count, keys[split:])
     _pack_values(v, head, table, place, block_size, before, count, values)

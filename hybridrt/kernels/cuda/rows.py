@@ -13,5 +13,6 @@ def only_decodes(batch: Rows) -> Rows:
         batch.query_lens[:n],
         batch.context_lens[:n],
         batch.follows[:n],
-        n,
+        num_decodes=n,
+        starts_anew=False,
     )
