@@ -78,8 +78,9 @@ class EngineConfig(Value):
         attention_backend: of attention and MLA; see `hybridrt.kernels.backend`.
         state_backend: of convolutions, scans and linear attention; see there too.
         compile: run decode steps through torch.compile; needs a C++ compiler.
-        record_decode: on a CPU, record what a decode step of so many sequences calls when there is
-            a second one, and make those calls alone from then on; see `hybridrt.kernels.tape`.
+        record_decode: on a CPU, record what a decode step of so many sequences, or a prompt of such
+            a size alone, calls when there is a second one, and make those calls alone from then
+            on; see `hybridrt.kernels.tape`.
         cuda_graphs: record decode steps when the engine starts. `None`: on a CUDA device, if
             nothing in a step of this model asks the device for anything.
         publish_stats: let `hybridrt top` see this engine: at most twice a second it writes numbers
