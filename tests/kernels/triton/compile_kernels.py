@@ -111,7 +111,7 @@ def rows(decodes: int, prefill: int) -> tuple[Rows, Tensor, Tensor]:
     contexts, follows = torch.full((count,), 1000), torch.zeros(count, dtype=torch.bool)
     on_device = (of(count, dtype=ints), of(count + 1, dtype=ints), of(count, dtype=torch.bool))
     pages = of(count, dtype=torch.int64)
-    return Rows(*on_device, lengths, contexts, follows, decodes), pages, pages
+    return Rows(*on_device, lengths, contexts, follows, decodes, False), pages, pages
 
 
 def tokens(batch: Rows, blocks: int) -> TokenPages:
