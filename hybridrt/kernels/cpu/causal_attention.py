@@ -192,8 +192,8 @@ def _heads_and_more(
 
 def takes_pages(
     q: Float[Tensor, "tokens heads head_dim_k"],
-    k: tuple[Shaped[Tensor, "*blocks kv_heads tokens _"], ...],
-    v: Shaped[Tensor, "*blocks kv_heads tokens head_dim_v"],
+    k: tuple[Shaped[Tensor, "*blocks kv_heads _ _"], ...],
+    v: Shaped[Tensor, "*blocks kv_heads _ head_dim_v"],
     softmax: Softmax,
 ) -> bool:
     """Whether `attend_row` or `attend_rows` takes these: pairs of bfloat16."""
