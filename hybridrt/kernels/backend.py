@@ -33,9 +33,9 @@ def has_numba(*tensors: Tensor) -> bool:
 def numba_takes(*tensors: Tensor) -> bool:
     """Whether numba kernels of bfloat16 can have all of these."""
     for tensor in tensors:
-        if tensor.dtype is not torch.bfloat16 or type(tensor) not in _REAL or not tensor.is_cpu:
+        if tensor.dtype is not torch.bfloat16:
             return False
-    return not is_compiling() and _installed("numba")
+    return has_numba(*tensors)
 
 
 @cache
