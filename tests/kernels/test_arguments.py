@@ -151,7 +151,10 @@ def test_a_product_with_a_packed_weight(
     layer.pack(bits)
     x, bias = _normal(tokens, 256, dtype=dtype), _normal(384, seed=1, dtype=dtype)
     with torch.inference_mode():
-        run = lambda x, bias: product(x, layer.held, bias)  # noqa: E731
+
+        def run(x: Tensor, bias: Tensor) -> Tensor:
+            return product(x, layer.held, bias)
+
         assert_strides_change_nothing(run, (x, bias))
         assert_dtypes_are_seen(run, (x, bias))
 

@@ -23,6 +23,7 @@ from hybridrt.kernels.cpu.causal_attention import (
 )
 from hybridrt.kernels.cpu.copies import take_tokens
 from hybridrt.kernels.cpu.rows_linear import rows_linear, takes_rows
+from hybridrt.kernels.cpu.vectors import HAS_REGISTERS
 from hybridrt.kernels.reference import mla_attention as reference
 from hybridrt.kernels.reference.gather import Reach
 from hybridrt.kernels.reference.softmax_attention import Softmax
@@ -100,23 +101,17 @@ def _attend_new(
     Neither its length nor its pages are looked at but by kernels. What they read of padding is
     arbitrary, and seen by nobody.
     """
-    tokens = q_nope.shape[0]
-    row, (c_kv, k_pe) = Prefill(0, 0, tokens, 0), (latents.c_kv, latents.k_pe)
+    row = Prefill(0, 0, q_nope.shape[0], 0)
     if not batch.starts_anew or batch.num_rows != 1:
         return False
-    if pages.page_table.shape[1] * c_kv.shape[1] < tokens:
+    if pages.page_table.shape[1] * latents.c_kv.shape[1] < row.stop:
         return False
-    if not all(part.dtype == torch.bfloat16 for part in (q_nope, q_pe, c_kv, k_pe, w_uk, w_uv)):
+    parts = q_nope, q_pe, latents.c_kv, latents.k_pe, w_uk, w_uv
+    if not all(part.dtype == torch.bfloat16 for part in parts):
         return False
-    if not reference.expanding_is_cheaper(row, w_uk, w_uv, q_pe.shape[-1]):
+    if not _expands(row, w_uk, w_uv, q_pe.shape[-1], softmax, reach):
         return False
-    q = torch.cat([q_nope, q_pe], dim=-1)
-    c_kv, k_pe = (_read(part, pages, row, 0) for part in (c_kv, k_pe))
-    k_nope, v = _expand(c_kv, w_uk, w_uv)
-    k = k_nope, k_pe.expand(len(k_nope), *k_pe.shape)
-    if not takes_pages(q, k, v, softmax):
-        return False
-    attend_row(q, k, v, softmax, reach, 0, out, batch)
+    _attend_expanded(q_nope, q_pe, latents, w_uk, w_uv, pages, row, softmax, reach, out, batch)
     return True
 
 
@@ -133,17 +128,48 @@ def _attend_latents(
     out: BFloat16[Tensor, "queries heads v_dim"],
 ) -> None:
     """A prefill row, whose keys, if latents are expanded, are read in two parts."""
+    more = w_uk, w_uv, pages, row, softmax, reach
+    if _expands(row, w_uk, w_uv, q_pe.shape[-1], softmax, reach):
+        _attend_expanded(q_nope, q_pe, latents, *more, out)
+    else:
+        out[:] = reference.attend_row(q_nope, q_pe, latents, *more, causal_attention)
+
+
+def _expands(
+    row: Prefill,
+    w_uk: BFloat16[Tensor, "heads nope_dim rank"],
+    w_uv: BFloat16[Tensor, "heads v_dim rank"],
+    rope_dim: int,
+    softmax: Softmax,
+    reach: Reach,
+) -> bool:
+    """Whether latents are to be expanded, to what `attend_row` takes."""
+    pairs = HAS_REGISTERS and w_uk.shape[1] % 2 == rope_dim % 2 == 0 and softmax.scale > 0
     first = reach.first_visible(row.context)
-    if reference.expanding_is_cheaper(row, w_uk, w_uv, q_pe.shape[-1], first):
-        c_kv, k_pe = (_read(part, pages, row, first) for part in (latents.c_kv, latents.k_pe))
-        q = torch.cat([q_nope, q_pe], dim=-1)
-        k_nope, v = _expand(c_kv, w_uk, w_uv)
-        k = k_nope, k_pe.expand(len(k_nope), *k_pe.shape)
-        if takes_pages(q, k, v, softmax):
-            attend_row(q, k, v, softmax, reach, first, out)
-            return
-    more = pages, row, softmax, reach, causal_attention
-    out[:] = reference.attend_row(q_nope, q_pe, latents, w_uk, w_uv, *more)
+    return pairs and reference.expanding_is_cheaper(row, w_uk, w_uv, rope_dim, first)
+
+
+def _attend_expanded(
+    q_nope: BFloat16[Tensor, "queries heads nope_dim"],
+    q_pe: BFloat16[Tensor, "queries heads rope_dim"],
+    latents: reference.Latents,
+    w_uk: BFloat16[Tensor, "heads nope_dim rank"],
+    w_uv: BFloat16[Tensor, "heads v_dim rank"],
+    pages: TokenPages,
+    row: Prefill,
+    softmax: Softmax,
+    reach: Reach,
+    out: BFloat16[Tensor, "queries heads v_dim"],
+    batch: Rows | None = None,
+) -> None:
+    """A prefill row's attention to keys and values; for `batch` see `attend_row`."""
+    first = reach.first_visible(row.context)
+    c_kv, k_pe = (_read(part, pages, row, first) for part in (latents.c_kv, latents.k_pe))
+    q = torch.cat([q_nope, q_pe], dim=-1)
+    k_nope, v = _expand(c_kv, w_uk, w_uv)
+    k = k_nope, k_pe.expand(len(k_nope), *k_pe.shape)
+    assert takes_pages(q, k, v, softmax), "keys and values are pairs, side by side"
+    attend_row(q, k, v, softmax, reach, first, out, batch)
 
 
 def _read(
