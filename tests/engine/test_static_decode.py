@@ -39,7 +39,8 @@ from tests.harness.engines import (
     run,
 )
 from tests.harness.properties import bounded
-from tests.models.test_invariances import ROWS, Setting, Traffic, open_setting, settings, traffic
+from tests.harness.rows import CACHE_ROWS
+from tests.models.test_invariances import Setting, Traffic, open_setting, settings, traffic
 
 MOST = 13  # rows: behind 8, so that the largest size is none of the usual ones
 ALL_KINDS = "hybrid_stack-every-kind-of-cache"
@@ -73,8 +74,8 @@ def pad(llm: LLM) -> list[Seen]:
     return seen
 
 
-@pytest.mark.parametrize("name", ROWS)
-def test_every_model_gives_what_it_gives_without_padding(name: str) -> None:
+@pytest.mark.parametrize("name", CACHE_ROWS)
+def test_every_stack_gives_what_it_gives_without_padding(name: str) -> None:
     """In a pool so small that some are preempted, full of poison where nobody's pages are."""
     llm = open_llm(name, page_size=4)
     leave_room_for(llm, min(llm.plan.slabs_for(llm.max_model_len) + 3, llm.plan.num_slabs))

@@ -16,7 +16,7 @@ from hybridrt.engine.tapes import Tapes
 from hybridrt.kernels.op import observed_calls
 from tests.engine.small import small_llm
 from tests.harness.engines import RECORDED, open_llm
-from tests.models.test_invariances import ROWS
+from tests.harness.rows import CACHE_ROWS, ROWS
 from tests.oracle import BY_NAME
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True, logprobs=2)
@@ -42,8 +42,10 @@ def outputs(llm: LLM, name: str) -> list[Any]:
     return [(one.token_ids, one.logprobs) for result in results for one in result.outputs]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [*((name, "bfloat16") for name in ROWS), *((name, "float32") for name in CACHE_ROWS)],
+)
 def test_every_model(name: str, dtype: str) -> None:
     options = {"page_size": 4, "cache_memory": "4MiB", "enable_prefix_caching": False}
     llm = open_llm(name, dtype=dtype, record_decode=True, **options)

@@ -12,7 +12,7 @@ from hybridrt.engine.taped_decode import TapedDecode
 from hybridrt.engine.tapes import Tapes
 from tests.engine.test_taped_decode import UNREADABLE
 from tests.harness.engines import open_llm
-from tests.models.test_invariances import ROWS
+from tests.harness.rows import CACHE_ROWS, ROWS
 from tests.oracle import BY_NAME
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True, logprobs=2)
@@ -50,8 +50,10 @@ def both(name: str, **options: Any) -> tuple[LLM, LLM]:
     return recorded, plain
 
 
-@pytest.mark.parametrize("reuse", [True, False], ids=["reuse", "no reuse"])
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize(
+    ("name", "reuse"),
+    [*((name, False) for name in ROWS), *((name, True) for name in CACHE_ROWS)],
+)
 def test_every_model(name: str, reuse: bool) -> None:
     recorded, plain = both(name, enable_prefix_caching=reuse)
     given = prompts(name)

@@ -8,7 +8,7 @@ import torch
 
 from hybridrt.introspection.views import StaleView
 from hybridrt.session import Session
-from tests.models.test_invariances import FIRST_ROWS
+from tests.harness.rows import OF_EACH_CACHE
 from tests.session.open_sessions import (
     ATTENTION,
     COMPRESSED,
@@ -33,8 +33,8 @@ def test_says_what_it_is() -> None:
         assert session.layers[2].dtype == torch.float8_e4m3fn
 
 
-@pytest.mark.parametrize("name", FIRST_ROWS)
-def test_every_tensor_of_every_model_has_names_for_its_axes(name: str) -> None:
+@pytest.mark.parametrize("name", OF_EACH_CACHE)
+def test_every_tensor_of_every_cache_has_names_for_its_axes(name: str) -> None:
     with open_llm(name).session(PROMPT[:9]) as session:
         for layer in session.layers:
             given = layer.read()

@@ -25,13 +25,17 @@ def _prompts(row: Tiny, lengths: Sequence[int]) -> list[list[int]]:
 
 
 def _llm(path: Path, dtype: str, **options: Any) -> LLM:
-    """Small pages and chunks, so that every prompt but the shortest is cut by both."""
+    """Small pages and chunks, so that every prompt but the shortest is cut by both.
+
+    Recorded steps are compared with others in tests/engine/test_taped_decode.py.
+    """
     choices: dict[str, Any] = {
         "device": "cpu",
         "page_size": 4,
         "max_num_batched_tokens": 16,
         "cache_memory": "8MiB",
         "poison_freed_pages": True,
+        "record_decode": False,
         **options,
     }
     return LLM(str(path), dtype=dtype, **choices)

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.rows import FIRST_ROWS
 from tests.models.checked_forwards import CHECKED
 from tests.oracle import TINY
 
 ROOT = Path(__file__).parents[2]
-_MODELS = dict.fromkeys(row.model_type for row in TINY)
-FIRST_ROWS = [next(row.name for row in TINY if row.model_type == model) for model in _MODELS]
 TELLING_ROWS = [
     row.name
     for row in TINY

@@ -24,24 +24,7 @@ from tests.harness.engines import (
     run,
 )
 from tests.harness.properties import bounded
-from tests.oracle import BY_NAME, TINY
-
-_MODELS = dict.fromkeys(row.model_type for row in TINY)
-FIRST_ROWS = [next(row.name for row in TINY if row.model_type == model) for model in _MODELS]
-ROWS = [
-    *FIRST_ROWS,
-    "llama-longrope-long",  # sequences that grow out of one rotary table into the other
-    "deepseek_v3-odd-sizes",
-    "bamba-limited-time-steps",
-    "hybrid_stack-attention-of-unlike-geometries",
-    "hybrid_stack-latent-attention-of-unlike-geometries",
-    "hybrid_stack-mamba1-of-unlike-geometries",
-    "hybrid_stack-mamba2-of-unlike-geometries",
-    "hybrid_stack-states-of-unlike-geometries",
-    "hybrid_stack-sliding-windows",
-    "hybrid_stack-shared-caches",
-    "hybrid_stack-every-kind-of-cache",
-]
+from tests.harness.rows import CACHE_ROWS, FIRST_ROWS, OF_EACH_CACHE, ROWS
 
 
 @dataclass(frozen=True)
@@ -94,13 +77,28 @@ def open_setting(name: str, setting: Setting) -> LLM:
     return llm
 
 
-@pytest.mark.parametrize("name", ROWS)
+BEGIN_TOGETHER = Setting({"page_size": 4, "max_num_batched_tokens": 7}, 1), Traffic((0,) * 5, ())
+
+
+@pytest.mark.parametrize("name", CACHE_ROWS)
 @bounded(6)
-@example(Setting({"page_size": 4, "max_num_batched_tokens": 7}, 1), Traffic((0,) * 5, ()))
+@example(*BEGIN_TOGETHER)
 @given(setting=settings(), traffic=traffic())
 def test_alone_is_batched_is_chunked_is_beside_aborted_ones(
     name: str, setting: Setting, traffic: Traffic
 ) -> None:
+    assert_the_same_as_alone(name, setting, traffic)
+
+
+@pytest.mark.parametrize("name", [name for name in ROWS if name not in CACHE_ROWS])
+@bounded(2)
+@example(*BEGIN_TOGETHER)
+@given(setting=settings(), traffic=traffic())
+def test_other_models_of_the_same_caches(name: str, setting: Setting, traffic: Traffic) -> None:
+    assert_the_same_as_alone(name, setting, traffic)
+
+
+def assert_the_same_as_alone(name: str, setting: Setting, traffic: Traffic) -> None:
     llm = open_setting(name, setting)
     room = free_slabs(llm)
     kept = list(jobs(name).items())
@@ -116,7 +114,7 @@ def test_alone_is_batched_is_chunked_is_beside_aborted_ones(
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16, 64])
-@pytest.mark.parametrize("name", FIRST_ROWS)
+@pytest.mark.parametrize("name", OF_EACH_CACHE)
 def test_every_page_size_and_layout(name: str, page_size: int) -> None:
     for block, layout in ((page_size, "HND"), (max(1, page_size // 4), "NHD")):
         options = {"page_size": page_size, "kernel_block_size": block, "kv_layout": layout}
@@ -124,7 +122,7 @@ def test_every_page_size_and_layout(name: str, page_size: int) -> None:
         assert_all_same(run(llm, all_at_once(name)), name)
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", CACHE_ROWS)
 def test_preempted_and_resumed(name: str) -> None:
     """In pools hardly larger than the longest sequence, growing ones push others out.
 
@@ -193,7 +191,3 @@ def test_on_a_gpu(name: str) -> None:
         options = {"page_size": 4, "kv_layout": layout, "max_num_batched_tokens": 13}
         llm = open_setting(name, Setting({**options, "device": "cuda"}, spare))
         assert_all_same(run(llm, all_at_once(name, "cuda")), name, "cuda")
-
-
-def test_every_model_type_has_a_row() -> None:
-    assert {BY_NAME[name].model_type for name in ROWS} == set(_MODELS)

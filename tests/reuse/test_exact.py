@@ -19,7 +19,7 @@ from tests.harness.engines import (
     run,
 )
 from tests.harness.properties import bounded
-from tests.models.test_invariances import FIRST_ROWS
+from tests.harness.rows import OF_EACH_CACHE
 from tests.oracle import BY_NAME
 from tests.reuse.cache_checks import (
     assert_everything_can_be_had,
@@ -41,7 +41,7 @@ from tests.reuse.trees import (
 
 EVERY_KIND = "hybrid_stack-every-kind-of-cache"
 ROWS = [
-    *FIRST_ROWS,
+    *OF_EACH_CACHE,
     EVERY_KIND,
     "hybrid_stack-every-state-between-attention",
     "hybrid_stack-states-of-unlike-geometries",

@@ -1,15 +1,15 @@
-"""What holds of a session, for the first row of every model: its caches are all kinds there are."""
+"""What holds of a session, whatever its layers keep."""
 
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.models.test_invariances import FIRST_ROWS
+from tests.harness.rows import OF_EACH_CACHE
 from tests.session.open_sessions import DRAWN, GREEDY, OTHER, PROMPT, cold, nothing_left, open_llm
 
 
-@pytest.mark.parametrize("name", FIRST_ROWS)
+@pytest.mark.parametrize("name", OF_EACH_CACHE)
 def test_appended_forked_cut_saved_and_loaded(name: str, tmp_path: Path) -> None:
     """Whatever was done to it, a session generates what a cold run does from its tokens."""
     llm = open_llm(name)
@@ -32,7 +32,7 @@ def test_appended_forked_cut_saved_and_loaded(name: str, tmp_path: Path) -> None
         assert loaded.generate(GREEDY).outputs[0].token_ids == cold(name, PROMPT[:-8], GREEDY)
 
 
-@pytest.mark.parametrize("name", FIRST_ROWS)
+@pytest.mark.parametrize("name", OF_EACH_CACHE)
 def test_every_layer_can_be_read_and_reads_what_was_saved(name: str, tmp_path: Path) -> None:
     with open_llm(name).session(PROMPT) as session:
         session.save(tmp_path / "session")
