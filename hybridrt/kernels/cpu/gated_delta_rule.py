@@ -24,7 +24,7 @@ from hybridrt.kernels.cpu.delta_tokens import (
     two_tokens,
 )
 from hybridrt.kernels.cpu.fours import FOUR, load4, store4
-from hybridrt.kernels.cpu.jit import ALONE, FIRST, argument, inlined, inner, sharing_kernel
+from hybridrt.kernels.cpu.jit import ALONE, FIRST, argument, inner, sharing_kernel
 from hybridrt.kernels.cpu.jit import FEW as FEW_NUMBERS
 from hybridrt.kernels.cpu.state_rows import (
     StateRows,
@@ -32,6 +32,7 @@ from hybridrt.kernels.cpu.state_rows import (
     follows,
     has_initial,
     live,
+    share_of,
     sources,
     starts,
     targets,
@@ -216,13 +217,6 @@ def _copy(of, at, width, into, at_into, width_into, k_dim, columns):  # pragma: 
             store_some(row, target, at_into + i * width_into + d, count)
 
 
-@inlined
-@no_type_check
-def _share(worker, workers, jobs):  # pragma: no cover
-    """Lines that are neighbours are one worker's: processors read them together."""
-    return jobs * worker // workers, jobs * (worker + 1) // workers
-
-
 @inner
 @no_type_check
 def _work(
@@ -252,7 +246,7 @@ def _work(
             stop = min(start + SEGMENT, begins[row + 1])
             is_first = start == begins[row]
             source = from_page[row] * rows.stride if is_first else target
-            job, last = _share((worker + turn) % workers, workers, jobs)
+            job, last = share_of((worker + turn) % workers, workers, jobs)
             while job < last:
                 head, block = divmod(job, blocks)
                 first = block * FOUR

@@ -30,15 +30,25 @@ from hybridrt.kernels.cpu.jit import (
 from hybridrt.kernels.cpu.state_rows import (
     StateRows,
     clear_padding,
-    follows,
     has_initial,
-    live,
+    row_starts,
+    share_of,
     sources,
     starts,
     targets,
 )
+from hybridrt.kernels.cpu.transpose import turn
 from hybridrt.kernels.cpu.vector_math import add, exp2, fma, mul, splat, store_sums
-from hybridrt.kernels.cpu.vectors import LANES, aligned, load, pointer, prefetch, store
+from hybridrt.kernels.cpu.vectors import (
+    LANES,
+    aligned,
+    load,
+    load_up_to,
+    pointer,
+    prefetch,
+    store,
+    store_up_to,
+)
 from hybridrt.kernels.reference import selective_scan as reference
 
 AHEAD = 4  # tokens, from beginning to read one to using it: each lies in other pages of memory
@@ -79,68 +89,77 @@ def _work(
     worker, workers, like, x, dt, A, B, C, D, rows, state_like, states, y, channels, state_size
 ):  # fmt: skip  # pragma: no cover  (compiled, as all below)
     """A worker's shares of the channels of all rows, one row after the other, as states lie."""
-    tokens, goes_on = starts(rows), follows(rows)
-    from_page, to_page, given_one = sources(rows), targets(rows), has_initial(rows)
-    count_live, shares = live(rows), (channels + CHANNELS - 1) // CHANNELS
+    begins, shares = row_starts(rows), (channels + CHANNELS - 1) // CHANNELS
     near, sums = aligned(CHANNELS * state_size), aligned(CHANNELS)
-    jobs = count_live * shares
-    for job in range(jobs * worker // workers, jobs * (worker + 1) // workers):
-        begin, first = job // shares, job % shares * CHANNELS
-        if goes_on[begin]:
-            continue
-        end = begin + 1
-        while end < count_live and goes_on[end]:
-            end += 1
-        count = min(CHANNELS, channels - first)
-        by_vectors = state_size == LANES and count % LANES == 0  # as nearly all have
-        rates = singles(A + 4 * first * state_size, count * state_size)
-        some_are_long = tokens[end] - tokens[begin] >= FEWEST_TOKENS
-        rates_of_lanes = _in_lanes(rates, by_vectors and some_are_long)
-        for row in range(begin, end):
-            # Of a row that follows it is what the row before it has left, rounded as there.
-            source = from_page[row] * rows.stride + first * state_size
-            target = to_page[row] * rows.stride + first * state_size
-            length, size = tokens[row + 1] - tokens[row], count * state_size
-            kept = elements(states + state_like.itemsize * source, size, state_like)
-            h = near[:size]
-            in_place = (
-                length == 1 and state_like.itemsize == 4 and source == target and given_one[row]
-            )
-            if in_place:
-                h = singles(states + 4 * source, size)
+    lanes, rates_of_lanes = aligned(CHANNELS * LANES), aligned(CHANNELS * LANES)
+    for run in range(len(begins) - 1):
+        # Of each row, since some are long; in turns, so that few shares of many rows are divided.
+        share, last = share_of((worker + run * shares) % workers, workers, shares)
+        while share < last:
+            _run(
+                begins[run], begins[run + 1], share * CHANNELS, like, x, dt, A, B, C, D, rows,
+                state_like, states, y, channels, state_size, near, sums, lanes, rates_of_lanes
+            )  # fmt: skip
+            share += 1
+
+
+@inner_fast
+@no_type_check
+def _run(
+    begin, end, first, like, x, dt, A, B, C, D, rows, state_like, states, y, channels, state_size,
+    near, sums, lanes, rates_of_lanes
+):  # fmt: skip  # pragma: no cover
+    """The channels of a share, the `first` and those behind it, of rows that go on as one."""
+    tokens, given_one = starts(rows), has_initial(rows)
+    from_page, to_page = sources(rows), targets(rows)
+    count = min(CHANNELS, channels - first)
+    by_vectors = state_size == LANES and count % LANES == 0  # as nearly all have
+    rates = singles(A + 4 * first * state_size, count * state_size)
+    if by_vectors and tokens[end] - tokens[begin] >= FEWEST_TOKENS:
+        _turn(rates, rates_of_lanes, len(rates))
+    for row in range(begin, end):
+        # Of a row that follows it is what the row before it has left, rounded as there.
+        source = from_page[row] * rows.stride + first * state_size
+        target = to_page[row] * rows.stride + first * state_size
+        length, size = tokens[row + 1] - tokens[row], count * state_size
+        kept = elements(states + state_like.itemsize * source, size, state_like)
+        h = near[:size]
+        in_place = length == 1 and state_like.itemsize == 4 and source == target and given_one[row]
+        by_lanes = by_vectors and length >= FEWEST_TOKENS
+        if in_place:
+            h = singles(states + 4 * source, size)
+        else:
+            if first + count < channels:  # whose states this thread takes next, as a rule
+                _fetch(octets(states + state_like.itemsize * (source + size), kept.nbytes))
+            if given_one[row]:
+                _copy(kept, h, size)
             else:
-                if first + count < channels:  # whose states this thread takes next, as a rule
-                    _fetch(octets(states + state_like.itemsize * (source + size), kept.nbytes))
-                for n in range(size):
-                    h[n] = as_float(kept[n]) if given_one[row] else np.float32(0)
-            by_lanes = by_vectors and length >= FEWEST_TOKENS
+                h[:] = 0
+        if by_lanes:
+            _turn(h, lanes, size)
+        for t in range(tokens[row], tokens[row + 1]):
+            place = t * channels + first
+            if t + AHEAD < tokens[row + 1]:
+                coming = place + AHEAD * channels
+                _fetch(octets(dt + 4 * coming, 4 * count))
+                _fetch(octets(x + like.itemsize * coming, like.itemsize * count))
+                _fetch(octets(y + like.itemsize * coming, like.itemsize * count))
+            given = elements(x + like.itemsize * place, count, like)
+            result = elements(y + like.itemsize * place, count, like)
+            steps, skip = singles(dt + 4 * place, count), singles(D + 4 * first, count)
+            b = singles(B + 4 * t * state_size, state_size)
+            c = singles(C + 4 * t * state_size, state_size)
             if by_lanes:
-                h = _in_lanes(h, True)
-            for t in range(tokens[row], tokens[row + 1]):
-                place = t * channels + first
-                if t + AHEAD < tokens[row + 1]:
-                    coming = place + AHEAD * channels
-                    _fetch(octets(dt + 4 * coming, 4 * count))
-                    _fetch(octets(x + like.itemsize * coming, like.itemsize * count))
-                    _fetch(octets(y + like.itemsize * coming, like.itemsize * count))
-                given = elements(x + like.itemsize * place, count, like)
-                result = elements(y + like.itemsize * place, count, like)
-                steps, skip = singles(dt + 4 * place, count), singles(D + 4 * first, count)
-                b = singles(B + 4 * t * state_size, state_size)
-                c = singles(C + 4 * t * state_size, state_size)
-                if by_lanes:
-                    _step_of_lanes(h, given, steps, rates_of_lanes, b, c, skip, result)
-                elif by_vectors:
-                    _step_of_vectors(h, given, steps, rates, b, c, skip, result, sums)
-                else:
-                    _step(h, given, steps, rates, b, c, skip, result, like, state_size)
-            if in_place:
-                continue
-            if by_lanes:
-                h = _in_lanes(h, True)
-            left = elements(states + state_like.itemsize * target, size, state_like)
-            for n in range(size):
-                left[n] = as_element(h[n], state_like)
+                _step_of_lanes(lanes, given, steps, rates_of_lanes, b, c, skip, result)
+            elif by_vectors:
+                _step_of_vectors(h, given, steps, rates, b, c, skip, result, sums)
+            else:
+                _step(h, given, steps, rates, b, c, skip, result, like, state_size)
+        if in_place:
+            continue
+        if by_lanes:
+            _turn(lanes, h, size)
+        _copy(h, elements(states + state_like.itemsize * target, size, state_like), size)
 
 
 @parallel_kernel
@@ -212,14 +231,20 @@ def _step_of_vectors(h, given, steps, rates, b, c, skip, result, sums):  # pragm
 
 @inner
 @no_type_check
-def _in_lanes(numbers, are_vectors):  # pragma: no cover
-    """`LANES` channels' numbers of each state side by side, and back; nothing but of vectors."""
-    turned = aligned(len(numbers) if are_vectors else 0)
-    for begin in range(0, len(turned), LANES * LANES):
-        for d in range(LANES):
-            for n in range(LANES):
-                turned[begin + n * LANES + d] = numbers[begin + d * LANES + n]
-    return turned
+def _copy(given, into, size):  # pragma: no cover
+    """A state between two dtypes."""
+    of_given, of_into = pointer(given), pointer(into)
+    for n in range(0, size, LANES):
+        store_up_to(load_up_to(of_given, n, size - n), of_into, n, size - n)
+
+
+@inner
+@no_type_check
+def _turn(given, into, size):  # pragma: no cover
+    """`LANES` channels' numbers of each state side by side, and back."""
+    of_given, of_into = pointer(given), pointer(into)
+    for at in range(0, size, LANES * LANES):
+        turn(of_given, at, LANES, of_into, at, LANES)
 
 
 @inline
@@ -247,7 +272,7 @@ def _four_outputs(states, rates, at, exponents, update, b, c, n):  # pragma: no 
 @inner_exact
 @no_type_check
 def _step_of_lanes(h, given, steps, rates, b, c, skip, result):  # pragma: no cover
-    """The same of states and rates `_in_lanes`: nothing is added across lanes."""
+    """The same of states and rates that were turned: nothing is added across lanes."""
     states, of_rates, of_b, of_c = pointer(h), pointer(rates), pointer(b), pointer(c)
     of_steps, of_x, of_skip, of_result = (
         pointer(steps),

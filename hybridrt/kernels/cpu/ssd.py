@@ -28,8 +28,8 @@ from hybridrt.kernels.cpu.state_rows import (
     StateRows,
     begin_state,
     clear_padding,
-    follows,
-    live,
+    row_starts,
+    share_of,
     starts,
     targets,
 )
@@ -96,62 +96,75 @@ def _work(
     states, y, heads, head_dim, groups, state_size, by_tiles
 ):  # fmt: skip  # pragma: no cover  (compiled, as all below)
     """A worker's share of heads of all rows, one row after the other, as their states lie."""
-    item, count, size = like.itemsize, live(rows), head_dim * state_size
-    tokens, goes_on, target = starts(rows), follows(rows), targets(rows)
+    tokens, begins, size = starts(rows), row_starts(rows), head_dim * state_size
     b = aligned(2 * state_size).reshape((2, state_size))
     c = aligned(2 * state_size).reshape((2, state_size))
     sums = aligned(2 * head_dim).reshape((2, head_dim))
     steps, kept = np.empty(2, np.float32), np.empty(2, np.float32)
-    by_vectors = state_size % LANES == 0 and head_dim % 4 == 0  # as all models have it
-    in_place = state_like.itemsize == 4
-    scratch, jobs = aligned(0 if in_place else size), count * heads
-    for job in range(jobs * worker // workers, jobs * (worker + 1) // workers):
-        first, head = divmod(job, heads)
-        if goes_on[first]:
-            continue
-        last = first + 1
-        while last < count and goes_on[last]:
-            last += 1
+    scratch = aligned(0 if state_like.itemsize == 4 else size)
+    for run in range(len(begins) - 1):
+        first, last = begins[run], begins[run + 1]
         if by_tiles and are_chunks(tokens, first, last):
             continue
-        group = head // (heads // groups) * state_size
-        rate, skip = singles(A + 4 * head, 1)[0], singles(D + 4 * head, 1)[0]
-        for row in range(first, last):
-            place = states + state_like.itemsize * (target[row] * rows.stride + head * size)
-            page = elements(place, size, state_like)
-            h = singles(place, size) if in_place else scratch
-            begin_state(h, rows, row, states, state_like, head, size)
-            t, end = tokens[row], tokens[row + 1]
-            while t < end:
-                turn = min(2, end - t) if by_vectors else 1
-                for i in range(turn):
-                    given = elements(B + item * ((t + i) * b_stride + group), state_size, like)
-                    asked = elements(C + item * ((t + i) * c_stride + group), state_size, like)
-                    for n in range(state_size):
-                        b[i, n], c[i, n] = as_float(given[n]), as_float(asked[n])
-                    steps[i] = singles(dt + 4 * ((t + i) * heads + head), 1)[0]
-                    kept[i] = np.exp(steps[i] * rate)
-                values = elements(x + item * (t * x_stride + head * head_dim), head_dim, like)
-                result = elements(y + item * (t * heads + head) * head_dim, head_dim, like)
-                if turn == 2:
-                    later = x + item * ((t + 1) * x_stride + head * head_dim)
-                    more = elements(later, head_dim, like)
-                    next_result = elements(
-                        y + item * ((t + 1) * heads + head) * head_dim, head_dim, like
-                    )
-                    _two_steps(
-                        h, values, more, steps, kept, b, c, skip, result, next_result, like, sums
-                    )  # fmt: skip
-                elif by_vectors:
-                    _step_of_vectors(
-                        h, values, steps[0], kept[0], b[0], c[0], skip, result, like, sums[0]
-                    )  # fmt: skip
-                else:
-                    _step(h, values, steps[0], kept[0], b[0], c[0], skip, result, like)
-                t += turn
-            if not in_place:
-                for n in range(size):
-                    page[n] = as_element(h[n], state_like)
+        # Of each row, since some are long; in turns, so that few heads of many rows are divided.
+        head, end = share_of((worker + run * heads) % workers, workers, heads)
+        while head < end:
+            _run(
+                first, last, head, like, x, x_stride, dt, A, B, b_stride, C, c_stride, D, rows,
+                state_like, states, y, heads, head_dim, groups, state_size, b, c, sums, steps, kept,
+                scratch
+            )  # fmt: skip
+            head += 1
+
+
+@inner_fast
+@no_type_check
+def _run(
+    first, last, head, like, x, x_stride, dt, A, B, b_stride, C, c_stride, D, rows, state_like,
+    states, y, heads, head_dim, groups, state_size, b, c, sums, steps, kept, scratch
+):  # fmt: skip  # pragma: no cover
+    """A head of rows that go on as one."""
+    item, size, tokens, target = like.itemsize, head_dim * state_size, starts(rows), targets(rows)
+    by_vectors = state_size % LANES == 0 and head_dim % 4 == 0  # as all models have it
+    in_place = state_like.itemsize == 4
+    group = head // (heads // groups) * state_size
+    rate, skip = singles(A + 4 * head, 1)[0], singles(D + 4 * head, 1)[0]
+    for row in range(first, last):
+        place = states + state_like.itemsize * (target[row] * rows.stride + head * size)
+        page = elements(place, size, state_like)
+        h = singles(place, size) if in_place else scratch
+        begin_state(h, rows, row, states, state_like, head, size)
+        t, end = tokens[row], tokens[row + 1]
+        while t < end:
+            turn = min(2, end - t) if by_vectors else 1
+            for i in range(turn):
+                given = elements(B + item * ((t + i) * b_stride + group), state_size, like)
+                asked = elements(C + item * ((t + i) * c_stride + group), state_size, like)
+                for n in range(state_size):
+                    b[i, n], c[i, n] = as_float(given[n]), as_float(asked[n])
+                steps[i] = singles(dt + 4 * ((t + i) * heads + head), 1)[0]
+                kept[i] = np.exp(steps[i] * rate)
+            values = elements(x + item * (t * x_stride + head * head_dim), head_dim, like)
+            result = elements(y + item * (t * heads + head) * head_dim, head_dim, like)
+            if turn == 2:
+                later = x + item * ((t + 1) * x_stride + head * head_dim)
+                more = elements(later, head_dim, like)
+                next_result = elements(
+                    y + item * ((t + 1) * heads + head) * head_dim, head_dim, like
+                )
+                _two_steps(
+                    h, values, more, steps, kept, b, c, skip, result, next_result, like, sums
+                )  # fmt: skip
+            elif by_vectors:
+                _step_of_vectors(
+                    h, values, steps[0], kept[0], b[0], c[0], skip, result, like, sums[0]
+                )  # fmt: skip
+            else:
+                _step(h, values, steps[0], kept[0], b[0], c[0], skip, result, like)
+            t += turn
+        if not in_place:
+            for n in range(size):
+                page[n] = as_element(h[n], state_like)
 
 
 @parallel_kernel

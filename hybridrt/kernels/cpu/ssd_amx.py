@@ -16,7 +16,7 @@ from hybridrt.kernels.cpu.ssd_chunk import (
     make_room,
     turn_state,
 )
-from hybridrt.kernels.cpu.state_rows import begin_state, follows, live, starts, targets
+from hybridrt.kernels.cpu.state_rows import begin_state, row_starts, starts, targets
 from hybridrt.kernels.cpu.tile_registers import release_tiles, take_tiles
 from hybridrt.kernels.cpu.tiny_numbers import take_as_before, take_as_zero
 from hybridrt.kernels.cpu.vectors import aligned, pointer
@@ -41,18 +41,14 @@ def _take_chunks(
     worker, workers, given, sizes, rows, state_like, states, y
 ):  # fmt: skip  # pragma: no cover
     """A worker's share of heads of all rows that are worth it, one row after the other."""
-    tokens, goes_on = starts(rows), follows(rows)
-    count, size = live(rows), sizes.head_dim * sizes.state_size
+    tokens, begins, size = starts(rows), row_starts(rows), sizes.head_dim * sizes.state_size
     begin, end = sizes.heads * worker // workers, sizes.heads * (worker + 1) // workers
     room, kept, tiles = make_room(sizes), aligned(size * (end - begin)), 0
     one = aligned(size)
-    first, before = 0, take_as_zero()  # decays get below 1e-38
-    while first < count:
-        last = first + 1
-        while last < count and goes_on[last]:
-            last += 1
+    before = take_as_zero()  # decays get below 1e-38
+    for run in range(len(begins) - 1):
+        first, last = begins[run], begins[run + 1]
         if not are_chunks(tokens, first, last):
-            first = last
             continue
         if tiles == 0:
             tiles = take_tiles(True)
@@ -71,7 +67,6 @@ def _take_chunks(
             for head in range(begin, end):
                 h = kept[(head - begin) * size :]
                 _end(sizes, rows, row, state_like, states, head, one, h)
-        first = last
     take_as_before(before)
     release_tiles(tiles)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hybridrt.batch import Rows
 from hybridrt.kernels.cpu.bfloat16 import address_of, as_float, elements, integers, octets
-from hybridrt.kernels.cpu.jit import argument, inlined
+from hybridrt.kernels.cpu.jit import argument, inlined, inner
 
 
 @argument
@@ -90,6 +90,27 @@ def live(rows):  # pragma: no cover
     while count > 0 and pages[count - 1] < 0:
         count -= 1
     return count
+
+
+@inner
+@no_type_check
+def row_starts(rows):  # pragma: no cover
+    """The rows that follow none, and how many rows there are: those in between go on with them."""
+    goes_on, count = follows(rows), live(rows)
+    found, begins = 0, np.empty(count + 1, np.int64)
+    for row in range(count):
+        if not goes_on[row]:
+            begins[found] = row
+            found += 1
+    begins[found] = count
+    return begins[: found + 1]
+
+
+@inlined
+@no_type_check
+def share_of(worker, workers, jobs):  # pragma: no cover
+    """Lines that are neighbours are one worker's: processors read them together."""
+    return jobs * worker // workers, jobs * (worker + 1) // workers
 
 
 @inlined
