@@ -8,8 +8,8 @@ from hybridrt.kernels.reference import route as reference
 from hybridrt.kernels.reference.route import Routing
 
 FEW_TOKENS = 64
-FEW_PRODUCTS = 2**22
-"""As a decode step has, or a short prompt: for more, torch's matrix product is worth its calls."""
+FEW_WEIGHTS = 2**18
+"""A router of more, for more tokens, is left to torch, whose matrix product is faster then."""
 
 
 def route(
@@ -23,7 +23,7 @@ def route(
     A logit is `weight[e] . x[t]`. `correction_bias` is added to scores for the choice alone
     (arXiv 2408.15664).
     """
-    is_few = len(x) <= FEW_TOKENS or len(x) * weight.numel() <= FEW_PRODUCTS
+    is_few = len(x) <= FEW_TOKENS or weight.numel() <= FEW_WEIGHTS
     if len(x) > 0 and is_few and routing.n_group == 1 and has_numba(x, weight):
         from hybridrt.kernels.cpu import route as cpu
 

@@ -49,7 +49,7 @@ def test_equals_the_reference(
         assert_close(weights, right_weights.double())
 
 
-@pytest.mark.parametrize(("tokens", "experts"), [(9, 40), (9, 2000), (131, 40)])
+@pytest.mark.parametrize(("tokens", "experts"), [(9, 40), (9, 2000), (131, 40), (130, 200)])
 def test_a_tokens_experts_do_not_depend_on_the_others(
     dtype: torch.dtype, tokens: int, experts: int
 ) -> None:

@@ -11,8 +11,10 @@ from torch import Tensor
 from hybridrt.kernels.cpu.bfloat16 import halves, singles, widen
 from hybridrt.kernels.cpu.fast_exp import fast_exp
 from hybridrt.kernels.cpu.gated import sigmoid
-from hybridrt.kernels.cpu.jit import FEW, inner_fast, kernel, parallel_kernel
+from hybridrt.kernels.cpu.jit import FEW, inner_exact, inner_fast, kernel, parallel_kernel
 from hybridrt.kernels.cpu.softplus import softplus
+from hybridrt.kernels.cpu.vector_math import fma, mul, splat, sum_of_lanes
+from hybridrt.kernels.cpu.vectors import LANES, load_up_to, pointer, store_up_to
 
 
 def delta_inputs(
@@ -45,17 +47,19 @@ def delta_inputs(
     return q, k, g, beta
 
 
-@inner_fast
+@inner_exact
 @no_type_check
 def _normed(given, result, size, factor):  # pragma: no cover  (compiled, as all below)
-    """A head's vector, of the length `factor`."""
-    values, into, total = halves(given, size), singles(result, size), np.float32(0)
-    for i in range(size):
-        value = widen(values[i])
-        total += value * value
-    scale = np.float32(factor) / np.sqrt(total + np.float32(1e-6))
-    for i in range(size):
-        into[i] = widen(values[i]) * scale
+    """A head's vector, of the length `factor`; summed in the same order wherever it is compiled."""
+    values, into = pointer(halves(given, size)), pointer(singles(result, size))
+    squares = splat(np.float32(0))
+    for i in range(0, size, LANES):
+        value = load_up_to(values, i, size - i)
+        squares = fma(value, value, squares)
+    length = np.sqrt(sum_of_lanes(squares) + np.float32(1e-6))
+    scale = splat(np.float32(np.float32(factor) / length))
+    for i in range(0, size, LANES):
+        store_up_to(mul(load_up_to(values, i, size - i), scale), into, i, size - i)
 
 
 @inner_fast

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hybridrt.kernels.cpu.bfloat16 import halves
 from hybridrt.kernels.cpu.gated import times_sigmoid
-from hybridrt.kernels.cpu.jit import FEW, inline, inner_fast, kernel, parallel_kernel
+from hybridrt.kernels.cpu.jit import FEW, inline, inner_exact, kernel, parallel_kernel
 from hybridrt.kernels.cpu.vector_math import fma, mul, splat, sum_of_lanes
 from hybridrt.kernels.cpu.vectors import (
     LANES,
@@ -59,7 +59,7 @@ def _gate(z, i, count, is_silu):  # pragma: no cover  (compiled, as all below)
     return times_sigmoid(given if is_silu else splat(np.float32(1)), given)
 
 
-@inner_fast
+@inner_exact
 @no_type_check
 def _norm(
     t, x, x_stride, x_group, z, z_stride, z_group, weight, w_group, out, eps, before, silu, groups,

@@ -9,14 +9,17 @@ from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
 from hybridrt.kernels.cpu.bfloat16 import DTYPES, elements, integers, of_dtype, singles
-from hybridrt.kernels.cpu.jit import inner, inner_fast, kernel, parallel_kernel
-from hybridrt.kernels.cpu.vector_math import add, fma, splat, sum_of_lanes
-from hybridrt.kernels.cpu.vectors import LANES, load_up_to, pointer
+from hybridrt.kernels.cpu.gated import times_sigmoid
+from hybridrt.kernels.cpu.jit import inline, inner, inner_exact, kernel, parallel_kernel
+from hybridrt.kernels.cpu.vector_math import add, div, exp, fma, splat, sub, sum_of_lanes
+from hybridrt.kernels.cpu.vectors import LANES, aligned, load, load_up_to, pointer, store_up_to
 from hybridrt.kernels.reference.route import Routing
 
 SMALL = 500_000  # products: 20 us, not worth a second thread
 SHARE = 4  # experts
 TOKENS = 32  # whose experts are chosen in 20 us
+FEWEST_SHARED = 16  # tokens of a worker: of fewer, a weight is read from far for each
+NEAR = 2**17  # weights that stay in the second cache while tokens pass
 
 
 def takes(x: Float[Tensor, "tokens hidden"], weight: Float[Tensor, "experts hidden"]) -> bool:
@@ -36,11 +39,17 @@ def route(
     logits = torch.empty(tokens, experts, dtype=torch.float32)
     ids = torch.empty(tokens, routing.top_k, dtype=torch.int64)
     weights = torch.empty(tokens, routing.top_k, dtype=torch.float32)
-    run = _logits_few if logits.numel() * hidden <= SMALL else _logits_many
-    run(
+    args = (
         *(of_dtype(x), x.data_ptr(), of_dtype(weight), weight.data_ptr(), logits.data_ptr()),
         *(tokens, experts, hidden),
     )
+    threads = numba.get_num_threads()
+    if logits.numel() * hidden <= SMALL:
+        _logits_few(*args)
+    elif tokens < threads * FEWEST_SHARED:
+        _logits_many(*args)
+    else:
+        _logits_of_tokens(threads, *args)
     bias = None if correction_bias is None else correction_bias.float().contiguous()
     choose = _choose_few if tokens <= TOKENS else _choose_many
     choose(
@@ -63,29 +72,39 @@ def _dot(row, x, hidden):  # pragma: no cover  (compiled, as all below)
     return sum_of_lanes(add(total, more))
 
 
+@inline
+@no_type_check
+def _add_to_four(numbers, x, i, of_token, count, a, b, c, d):  # pragma: no cover
+    a = fma(load_up_to(x, i, count), numbers, a)
+    b = fma(load_up_to(x, of_token + i, count), numbers, b)
+    c = fma(load_up_to(x, 2 * of_token + i, count), numbers, c)
+    return a, b, c, fma(load_up_to(x, 3 * of_token + i, count), numbers, d)
+
+
 @inner
 @no_type_check
-def _dots(row, x, of_token, hidden, result, of_result):  # pragma: no cover
-    """The products of a row with four tokens, each as `_dot` adds it."""
-    zeros = splat(np.float32(0))
-    a, b, c, d = zeros, zeros, zeros, zeros
-    more_a, more_b, more_c, more_d = zeros, zeros, zeros, zeros
-    of_b, of_c, of_d = of_token, 2 * of_token, 3 * of_token
-    for i in range(0, hidden, 2 * LANES):
-        count, j = hidden - i, i + LANES
-        numbers, others = load_up_to(row, i, count), load_up_to(row, j, count - LANES)
-        a = fma(load_up_to(x, i, count), numbers, a)
-        b = fma(load_up_to(x, of_b + i, count), numbers, b)
-        c = fma(load_up_to(x, of_c + i, count), numbers, c)
-        d = fma(load_up_to(x, of_d + i, count), numbers, d)
-        more_a = fma(load_up_to(x, j, count - LANES), others, more_a)
-        more_b = fma(load_up_to(x, of_b + j, count - LANES), others, more_b)
-        more_c = fma(load_up_to(x, of_c + j, count - LANES), others, more_c)
-        more_d = fma(load_up_to(x, of_d + j, count - LANES), others, more_d)
-    result[0] = sum_of_lanes(add(a, more_a))
-    result[of_result] = sum_of_lanes(add(b, more_b))
-    result[2 * of_result] = sum_of_lanes(add(c, more_c))
-    result[3 * of_result] = sum_of_lanes(add(d, more_d))
+def _dots(row, x, of_token, hidden, result, at, of_result):  # pragma: no cover
+    """The products of a row with four tokens, each as `_dot` adds it, to `result` from `at` on."""
+    zero, whole = splat(np.float32(0)), hidden - hidden % (2 * LANES)
+    a, b, c, d = zero, zero, zero, zero
+    more_a, more_b, more_c, more_d = zero, zero, zero, zero
+    for i in range(0, whole, 2 * LANES):
+        numbers, others = load(row, i), load(row, i + LANES)
+        a, b, c, d = _add_to_four(numbers, x, i, of_token, LANES, a, b, c, d)
+        more_a, more_b, more_c, more_d = _add_to_four(
+            others, x, i + LANES, of_token, LANES, more_a, more_b, more_c, more_d
+        )
+    if whole < hidden:
+        count, j = hidden - whole, whole + LANES
+        numbers, others = load_up_to(row, whole, count), load_up_to(row, j, count - LANES)
+        a, b, c, d = _add_to_four(numbers, x, whole, of_token, count, a, b, c, d)
+        more_a, more_b, more_c, more_d = _add_to_four(
+            others, x, j, of_token, count - LANES, more_a, more_b, more_c, more_d
+        )
+    result[at] = sum_of_lanes(add(a, more_a))
+    result[at + of_result] = sum_of_lanes(add(b, more_b))
+    result[at + 2 * of_result] = sum_of_lanes(add(c, more_c))
+    result[at + 3 * of_result] = sum_of_lanes(add(d, more_d))
 
 
 @inner
@@ -99,7 +118,7 @@ def _logits(
         for t in range(0, tokens, 4):
             of_token = pointer(elements(x + x_like.itemsize * t * hidden, hidden, x_like))
             if t + 4 <= tokens:
-                _dots(row, of_token, hidden, hidden, result[t * experts + e :], experts)
+                _dots(row, of_token, hidden, hidden, result, t * experts + e, experts)
                 continue
             for i in range(t, tokens):
                 token = pointer(elements(x + x_like.itemsize * i * hidden, hidden, x_like))
@@ -126,23 +145,63 @@ def _logits_many(
         )  # fmt: skip
 
 
-@inner_fast
+@inner
 @no_type_check
-def _score(logits, is_softmax):  # pragma: no cover
-    """Turns a token's logits into scores."""
+def _widen(x, count, wide):  # pragma: no cover
+    for i in range(0, count, LANES):
+        store_up_to(load_up_to(x, i, count - i), wide, i, count - i)
+
+
+@parallel_kernel
+@no_type_check
+def _logits_of_tokens(
+    threads, x_like, x, like, weight, logits, tokens, experts, hidden
+):  # fmt: skip  # pragma: no cover
+    """Each thread's tokens four at a time, which are widened once for many experts."""
+    most = max(1, NEAR // hidden)
+    for worker in numba.prange(threads):
+        begin, end = tokens * worker // threads, tokens * (worker + 1) // threads
+        wide, result = aligned(4 * hidden), singles(logits, tokens * experts)
+        room = pointer(wide)
+        for first in range(0, experts, most):
+            last = min(experts, first + most)
+            for t in range(begin, end, 4):
+                some = min(4, end - t)
+                given = elements(x + x_like.itemsize * t * hidden, some * hidden, x_like)
+                _widen(pointer(given), some * hidden, room)
+                for e in range(first, last):
+                    row = pointer(elements(weight + like.itemsize * e * hidden, hidden, like))
+                    if some == 4:
+                        _dots(row, room, hidden, hidden, result, t * experts + e, experts)
+                        continue
+                    for i in range(some):
+                        token = pointer(wide[i * hidden :])
+                        result[(t + i) * experts + e] = _dot(row, token, hidden)
+
+
+@inner_exact
+@no_type_check
+def _score(logits, experts, is_softmax):  # pragma: no cover
+    """Turns a token's logits into scores, summed in the same order wherever it is compiled."""
+    numbers = pointer(logits)
     if not is_softmax:
-        for e in range(len(logits)):
-            logits[e] = np.float32(1) / (np.float32(1) + np.exp(-logits[e]))
+        for e in range(0, experts, LANES):
+            count = experts - e
+            x = load_up_to(numbers, e, count)
+            store_up_to(times_sigmoid(splat(np.float32(1)), x), numbers, e, count)
         return
-    largest, total = np.max(logits), np.float32(0)
-    for e in range(len(logits)):
-        logits[e] = np.exp(logits[e] - largest)
-        total += logits[e]
-    for e in range(len(logits)):
-        logits[e] /= total
+    largest, total = splat(np.max(logits)), splat(np.float32(0))
+    for e in range(0, experts, LANES):
+        count = experts - e
+        store_up_to(exp(sub(load_up_to(numbers, e, count), largest)), numbers, e, count)
+        total = add(total, load_up_to(numbers, e, count))
+    whole = splat(sum_of_lanes(total))
+    for e in range(0, experts, LANES):
+        count = experts - e
+        store_up_to(div(load_up_to(numbers, e, count), whole), numbers, e, count)
 
 
-@inner_fast
+@inner_exact
 @no_type_check
 def _choose(
     logits, bias, tokens, experts, is_softmax, normed, eps, scale, ids, weights, top_k, first, last
@@ -150,7 +209,7 @@ def _choose(
     merit = np.empty(experts, np.float32)
     for t in range(first, last):
         scores = singles(logits + 4 * t * experts, experts)
-        _score(scores, is_softmax)
+        _score(scores, experts, is_softmax)
         merit[:] = scores
         if bias != 0:
             merit += singles(bias, experts)
