@@ -22,7 +22,7 @@ from hybridrt.kernels.cpu.bfloat16 import (
     singles,
 )
 from hybridrt.kernels.cpu.jit import inline, inlined, inner_fast, parallel_kernel
-from hybridrt.kernels.cpu.ssd_amx import are_chunks, scan_chunks
+from hybridrt.kernels.cpu.ssd_amx import end_of_chunks, scan_chunks
 from hybridrt.kernels.cpu.ssd_chunk import CHUNK
 from hybridrt.kernels.cpu.state_rows import (
     StateRows,
@@ -68,9 +68,9 @@ def ssd(
         *(StateRows.of(batch, ssm_state, pages, initial_pages), of_dtype(ssm_state)),
         *(ssm_state.data_ptr(), y.data_ptr(), *x.shape[1:], *B.shape[1:]),
     )
-    _scan(of_dtype(x), *given, by_tiles, threads)
     if by_tiles:
         scan_chunks(*given, threads)
+    _scan(of_dtype(x), *given, by_tiles, threads)
     return y
 
 
@@ -104,8 +104,8 @@ def _work(
     scratch = aligned(0 if state_like.itemsize == 4 else size)
     for run in range(len(begins) - 1):
         first, last = begins[run], begins[run + 1]
-        if by_tiles and are_chunks(tokens, first, last):
-            continue
+        if by_tiles:
+            first = end_of_chunks(tokens, first, last)
         # Of each row, since some are long; in turns, so that few heads of many rows are divided.
         head, end = share_of((worker + run * heads) % workers, workers, heads)
         while head < end:

@@ -27,12 +27,14 @@ FEWEST = 32
 
 @inner
 @no_type_check
-def are_chunks(tokens, first, last):  # pragma: no cover
-    """Whether rows that go on with each other are worth chunks: the longest of them is."""
-    longest = 0
-    for row in range(first, last):
-        longest = max(longest, tokens[row + 1] - tokens[row])
-    return longest >= FEWEST
+def end_of_chunks(tokens, first, last):  # pragma: no cover
+    """The row behind the last one that is worth chunks, of some that go on with each other.
+
+    `first` where none is. Those before it are chunks too, as a state goes from one to the next.
+    """
+    while last > first and tokens[last] - tokens[last - 1] < FEWEST:
+        last -= 1
+    return last
 
 
 @inner
@@ -47,8 +49,9 @@ def _take_chunks(
     one = aligned(size)
     before = take_as_zero()  # decays get below 1e-38
     for run in range(len(begins) - 1):
-        first, last = begins[run], begins[run + 1]
-        if not are_chunks(tokens, first, last):
+        first = begins[run]
+        last = end_of_chunks(tokens, first, begins[run + 1])
+        if first == last:
             continue
         if tiles == 0:
             tiles = take_tiles(True)
