@@ -50,17 +50,18 @@ def add_rms_norm(
     weight: Float[Tensor, " size"],
     eps: float,
     offset: float = 0.0,
+    scale: float = 1.0,
 ) -> tuple[Float[Tensor, "*rows size"], Float[Tensor, "*rows size"]]:
-    """`x + y`, rounded to the dtype that torch gives it, and `rms_norm` of what it was rounded to.
+    """`x + scale * y`, rounded as torch rounds it, and `rms_norm` of what it was rounded to.
 
-    The same numbers as of the two operations one behind the other.
+    The same numbers as of the operations one behind the other.
     """
     if numba_takes(x, y, weight):
         from hybridrt.kernels.cpu import rms_norm as cpu
 
-        return cpu.add_rms_norm(x, y, weight, eps, offset)
+        return cpu.add_rms_norm(x, y, weight, eps, offset, scale)
     if triton_takes(x):
         from hybridrt.kernels.triton import rms_norm as on_gpu
 
-        return on_gpu.add_rms_norm(x, y, weight, eps, offset)
-    return reference.add_rms_norm(x, y, weight, eps, offset)
+        return on_gpu.add_rms_norm(x, y, weight, eps, offset, scale)
+    return reference.add_rms_norm(x, y, weight, eps, offset, scale)

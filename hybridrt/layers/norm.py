@@ -156,18 +156,21 @@ _OFFSETS: Mapping[Callable[..., Any], float] = {RMSNorm.forward: 0.0, OffsetRMSN
 
 
 def add_and_norm(
-    x: Float[Tensor, "*batch size"], y: Float[Tensor, "*batch size"], norm: nn.Module
+    x: Float[Tensor, "*batch size"],
+    y: Float[Tensor, "*batch size"],
+    norm: nn.Module,
+    scale: float = 1.0,
 ) -> tuple[Float[Tensor, "*batch size"], Float[Tensor, "*batch size"]]:
-    """`x + y` and `norm(x + y)`, at once where the norm's call is `rms_norm` and nothing else.
+    """`x + scale * y` and its norm, at once where that one's call is `rms_norm` and nothing else.
 
     A compiler gets the two apart: it joins them with more than them.
     """
     offset = plain_offset(norm)
     if offset is None or x.shape != y.shape:
-        x = x + y
+        x = x + y if scale == 1.0 else x + y * scale
         return x, norm(x)
     assert isinstance(norm, RMSNorm)
-    return add_rms_norm(x, y, norm.weight, norm.eps, offset)
+    return add_rms_norm(x, y, norm.weight, norm.eps, offset, scale)
 
 
 def plain_offset(norm: nn.Module) -> float | None:

@@ -5,10 +5,10 @@ from typing import Literal
 from jaxtyping import Float
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 from torch import Tensor
-from torch.nn import functional as F
 
 from hybridrt.batch import ForwardBatch
 from hybridrt.kernels.add import add
+from hybridrt.kernels.gated import gated
 from hybridrt.layers.attention import Attention, AttentionConfig
 from hybridrt.layers.mamba2 import Mamba2, Mamba2Config
 from hybridrt.layers.mlp import MLP
@@ -72,11 +72,12 @@ class Config(HybridConfig):
     def mamba(self) -> Mamba2Config:
         """The Mamba-2 layers' sizes."""
         z, x, B, C, dt = self.ssm_multipliers or [1.0] * 5
+        multipliers = (z, x, B, C, dt)
         unlike = {
             "output_bias": self.projectors_bias,
             "gated_norm": self.mamba_rms_norm,
             "norm_before_gate": self.mamba_norm_before_gate,
-            "multipliers": (z, x, B, C, dt) if self.ssm_multipliers else None,
+            "multipliers": multipliers if set(multipliers) != {1.0} else None,
         }
         return super().mamba.model_copy(update=unlike)
 
@@ -89,8 +90,10 @@ class ScaledMLP(MLP):
         self.of_gate, self.of_output = config.mlp_multipliers or (1.0, 1.0)
 
     def forward(self, x: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens hidden"]:
-        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
-        return self.down_proj(F.silu(gate * self.of_gate).mul_(up)) * self.of_output
+        if self.of_gate == 1.0:
+            return times(super().forward(x), self.of_output)
+        inner = gated(self.gate_up_proj(x), "silu of scaled", alpha=self.of_gate)
+        return times(self.down_proj(inner), self.of_output)
 
 
 class Layer(StreamLayer):
@@ -107,11 +110,17 @@ class Layer(StreamLayer):
 
     def advance(self, x: Hidden, normed: Hidden, batch: ForwardBatch) -> tuple[Hidden, Hidden]:
         cfg = self.config
-        recurrent = self.mamba(normed * cfg.ssm_in_multiplier, batch) * cfg.ssm_out_multiplier
-        attended = self.self_attn(normed * cfg.attention_in_multiplier, batch)
-        attended = attended * cfg.attention_out_multiplier
-        x, normed = add_and_norm(add(x, recurrent), attended, self.pre_ff_layernorm)
+        recurrent = self.mamba(times(normed, cfg.ssm_in_multiplier), batch)
+        attended = self.self_attn(times(normed, cfg.attention_in_multiplier), batch)
+        x = add(x, recurrent, cfg.ssm_out_multiplier)
+        out = cfg.attention_out_multiplier
+        x, normed = add_and_norm(x, attended, self.pre_ff_layernorm, out)
         return x, self.feed_forward(normed)
+
+
+def times(x: Float[Tensor, "tokens size"], factor: float) -> Float[Tensor, "tokens size"]:
+    """`x * factor`; by 1, as most are in some models, nothing is multiplied."""
+    return x if factor == 1.0 else x * factor
 
 
 class Model(CausalLM):
@@ -127,7 +136,7 @@ class Model(CausalLM):
         super().__init__(config, layers, config.rms_norm_eps, [rope])
 
     def embed(self, batch: ForwardBatch) -> Float[Tensor, "tokens hidden"]:
-        return super().embed(batch) * self.config.embedding_multiplier
+        return times(super().embed(batch), self.config.embedding_multiplier)
 
     def logits(self, hidden: Float[Tensor, "rows hidden"]) -> Float[Tensor, "rows vocab"]:
-        return super().logits(hidden) * self.config.lm_head_multiplier
+        return times(super().logits(hidden), self.config.lm_head_multiplier)

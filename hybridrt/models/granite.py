@@ -37,12 +37,12 @@ class Layer(DecoderLayer):
 
     def __init__(self, config: Config, self_attn: Attention, mlp: nn.Module) -> None:
         super().__init__(config.hidden_size, config.eps, self_attn, mlp)
-        self.multiplier = config.residual_multiplier
+        self.scale = config.residual_multiplier
 
     def advance(self, x: Hidden, normed: Hidden, batch: ForwardBatch) -> tuple[Hidden, Hidden]:
-        attended = self.multiplier * self.self_attn(normed, batch)
-        x, normed = add_and_norm(x, attended, self.post_attention_layernorm)
-        return x, self.multiplier * self.mlp(normed)
+        attended = self.self_attn(normed, batch)
+        x, normed = add_and_norm(x, attended, self.post_attention_layernorm, self.scale)
+        return x, self.mlp(normed)
 
 
 class Model(TransformerLM):

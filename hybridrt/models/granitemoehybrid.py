@@ -6,9 +6,10 @@ from typing import Any, Literal
 from jaxtyping import Float
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from hybridrt.batch import ForwardBatch
+from hybridrt.kernels.add import add
+from hybridrt.kernels.gated import gated
 from hybridrt.layers.attention import Attention, AttentionConfig
 from hybridrt.layers.cached import CachedLayer
 from hybridrt.layers.linear import Linear
@@ -89,8 +90,7 @@ class SharedMLP(nn.Module):
         self.output_linear = Linear(inner, hidden)
 
     def forward(self, x: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens hidden"]:
-        gate, up = self.input_linear(x).chunk(2, dim=-1)
-        return self.output_linear(F.silu(gate).mul_(up))
+        return self.output_linear(gated(self.input_linear(x)))
 
 
 class Layer(StreamLayer):
@@ -104,16 +104,16 @@ class Layer(StreamLayer):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.shared_mlp = SharedMLP(config)
         self.block_sparse_moe = MoE(config.moe) if config.num_local_experts else None
-        self.multiplier = config.residual_multiplier
+        self.scale = config.residual_multiplier
 
     def advance(self, x: Hidden, normed: Hidden, batch: ForwardBatch) -> tuple[Hidden, Hidden]:
         mixer = self.get_submodule(self.mixer_name)
-        mixed = mixer(normed, batch) * self.multiplier
-        x, normed = add_and_norm(x, mixed, self.post_attention_layernorm)
+        mixed = mixer(normed, batch)
+        x, normed = add_and_norm(x, mixed, self.post_attention_layernorm, self.scale)
         out = self.shared_mlp(normed)
         if self.block_sparse_moe is not None:
-            out = out + self.block_sparse_moe(normed)
-        return x, out * self.multiplier
+            out = add(out, self.block_sparse_moe(normed))
+        return x, out
 
 
 class Model(CausalLM):

@@ -72,12 +72,12 @@ class Layer(DecoderLayer):
 
     def __init__(self, config: Config, self_attn: nn.Module, mlp: nn.Module) -> None:
         super().__init__(config.hidden_size, config.rms_norm_eps, self_attn, mlp)
-        self.residual_scale = config.residual_scale
+        self.scale = config.residual_scale
 
     def advance(self, x: Hidden, normed: Hidden, batch: ForwardBatch) -> tuple[Hidden, Hidden]:
-        attended = self.self_attn(normed, batch) * self.residual_scale
-        x, normed = add_and_norm(x, attended, self.post_attention_layernorm)
-        return x, self.mlp(normed) * self.residual_scale
+        attended = self.self_attn(normed, batch)
+        x, normed = add_and_norm(x, attended, self.post_attention_layernorm, self.scale)
+        return x, self.mlp(normed)
 
 
 class Model(CausalLM):

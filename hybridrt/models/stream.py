@@ -25,9 +25,11 @@ class StreamLayer(nn.Module):
 
     Attributes:
         entry_norm: the name of the first norm.
+        scale: what the last part is multiplied by when it is added.
     """
 
     entry_norm: ClassVar[str] = "input_layernorm"
+    scale: float = 1.0
 
     def advance(self, x: Hidden, normed: Hidden, batch: ForwardBatch) -> tuple[Hidden, Hidden]:
         """The stream behind all but the last sum, and what is still to be added to it.
@@ -37,7 +39,7 @@ class StreamLayer(nn.Module):
         raise NotImplementedError
 
     def forward(self, x: Hidden, batch: ForwardBatch) -> Hidden:
-        return add(*self.advance(x, getattr(self, self.entry_norm)(x), batch))
+        return add(*self.advance(x, getattr(self, self.entry_norm)(x), batch), self.scale)
 
 
 def run_layers(
@@ -51,13 +53,14 @@ def run_layers(
     A layer that somebody watches is called, so that hooks see the whole of what it makes.
     """
     rest: Tensor | None = None  # what the layer before has left to be added
+    scale = 1.0  # and what it is multiplied by
     for layer in layers:
         if _leaves_its_sum(layer):
-            x, normed = _normed(x, rest, getattr(layer, layer.entry_norm))
-            x, rest = layer.advance(x, normed, batch)
+            x, normed = _normed(x, rest, scale, getattr(layer, layer.entry_norm))
+            (x, rest), scale = layer.advance(x, normed, batch), layer.scale
         else:
-            x, rest = layer(x if rest is None else add(x, rest), batch), None
-    return _normed(x, rest, last_norm)[1]
+            x, rest = layer(x if rest is None else add(x, rest, scale), batch), None
+    return _normed(x, rest, scale, last_norm)[1]
 
 
 def _leaves_its_sum(layer: nn.Module) -> TypeGuard[StreamLayer]:
@@ -66,5 +69,5 @@ def _leaves_its_sum(layer: nn.Module) -> TypeGuard[StreamLayer]:
     return is_plain and not is_compiling() and not is_watched(layer)
 
 
-def _normed(x: Tensor, rest: Tensor | None, norm: nn.Module) -> tuple[Tensor, Tensor]:
-    return (x, norm(x)) if rest is None else add_and_norm(x, rest, norm)
+def _normed(x: Tensor, rest: Tensor | None, scale: float, norm: nn.Module) -> tuple[Tensor, Tensor]:
+    return (x, norm(x)) if rest is None else add_and_norm(x, rest, norm, scale)

@@ -197,7 +197,7 @@ def no_correction_bias(_: CausalLM, layer: Any) -> None:
 
 
 def no_residual_scale(_: CausalLM, layer: Any) -> None:
-    layer.multiplier = 1.0
+    layer.scale = 1.0
 
 
 def reversed_taps(_: CausalLM, layer: Any) -> None:

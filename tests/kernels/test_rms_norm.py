@@ -14,9 +14,9 @@ from tests.harness.properties import bounded
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def _check(x: Tensor, y: Tensor, weight: Tensor, offset: float = 0.0) -> None:
-    total, normed = add_rms_norm(x, y, weight, 1e-6, offset)
-    expected = x + y, rms_norm(x + y, weight, 1e-6, offset)
+def _check(x: Tensor, y: Tensor, weight: Tensor, offset: float = 0.0, scale: float = 1.0) -> None:
+    total, normed = add_rms_norm(x, y, weight, 1e-6, offset, scale)
+    expected = x + y * scale, rms_norm(x + y * scale, weight, 1e-6, offset)
     for found, right in zip((total, normed), expected, strict=True):
         torch.testing.assert_close(found, right, rtol=0, atol=0, equal_nan=True)
     assert normed.dtype == weight.dtype
@@ -36,19 +36,26 @@ def _among_others(x: Tensor) -> Tensor:
     stream=st.sampled_from(DTYPES),
     dtype=st.sampled_from(DTYPES),
     offset=st.sampled_from([0.0, 1.0]),
+    scale=st.sampled_from([1.0, 0.22, -3.0]),
     seed=st.integers(0, 99),
 )
 def test_the_bits_of_a_sum_and_its_norm(
-    rows: list[int], size: int, stream: torch.dtype, dtype: torch.dtype, offset: float, seed: int
+    rows: list[int],
+    size: int,
+    stream: torch.dtype,
+    dtype: torch.dtype,
+    offset: float,
+    scale: float,
+    seed: int,
 ) -> None:
     """The stream and what is added may have dtypes of their own."""
     draw = torch.Generator().manual_seed(seed)
     x, y = (3 * torch.randn(*rows, size, generator=draw) for _ in range(2))
     x, y, weight = x.to(stream), y.to(dtype), torch.randn(size, generator=draw).to(dtype)
     for other in (x, y):
-        _check(x, other, weight, offset)
-        _check(y, _among_others(other), weight, offset)
-    _check(_among_others(x.mT).mT if len(rows) else x, y, weight, offset)
+        _check(x, other, weight, offset, scale)
+        _check(y, _among_others(other), weight, offset, scale)
+    _check(_among_others(x.mT).mT if len(rows) else x, y, weight, offset, scale)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -77,13 +84,14 @@ def test_all_numbers_of_bfloat16() -> None:
     every = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
     draw = torch.Generator().manual_seed(0)
     x, y = (every[torch.randperm(2**16, generator=draw)].view(-1, 4) for _ in range(2))
-    _check(x, y, torch.ones(4).bfloat16())
+    for scale in (1.0, 0.22):
+        _check(x, y, torch.ones(4).bfloat16(), scale=scale)
 
 
 def test_the_reference_adds_and_norms() -> None:
     x, y, weight = torch.randn(3, 5), torch.randn(3, 5), torch.randn(5)
-    total, normed = reference.add_rms_norm(x, y, weight, 1e-6, 1.0)
-    assert torch.equal(total, x + y)
+    total, normed = reference.add_rms_norm(x, y, weight, 1e-6, 1.0, 0.5)
+    assert torch.equal(total, x + 0.5 * y)
     assert torch.equal(normed, reference.rms_norm(total, weight, 1e-6, 1.0))
 
 

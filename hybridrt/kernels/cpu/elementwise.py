@@ -13,10 +13,10 @@ from hybridrt.kernels.cpu.jit import FEW, inner, kernel, parallel_kernel
 Numbers = BFloat16[Tensor, "*shape"]
 
 
-def add(x: Numbers, y: Numbers, out: Numbers) -> None:
-    """Writes `x + y` to `out`, all without gaps."""
+def add(x: Numbers, y: Numbers, out: Numbers, scale: float = 1.0) -> None:
+    """Writes `x + scale * y` to `out`, all without gaps."""
     run = _add_few if x.numel() <= FEW else _add_many
-    run(x.data_ptr(), y.data_ptr(), out.data_ptr(), x.numel())
+    run(x.data_ptr(), y.data_ptr(), out.data_ptr(), x.numel(), float(scale))
 
 
 def multiply(x: Numbers, y: Numbers, out: Numbers) -> None:
@@ -27,13 +27,18 @@ def multiply(x: Numbers, y: Numbers, out: Numbers) -> None:
 
 @inner
 @no_type_check
-def add_part(x, y, out, begin, end):  # pragma: no cover  (compiled, as all below)
+def add_part(x, y, out, begin, end, scale):  # pragma: no cover  (compiled, as all below)
     """Writes the sums of the elements from `begin` to `end`."""
-    size = end - begin
+    size, factor = end - begin, np.float32(scale)
     given, more = halves(x + 2 * begin, size), halves(y + 2 * begin, size)
     sums = halves(out + 2 * begin, size)
-    for i in range(size):
-        sums[i] = narrow(widen(given[i]) + widen(more[i]))
+    if scale == 1.0:
+        for i in range(size):
+            sums[i] = narrow(widen(given[i]) + widen(more[i]))
+    else:
+        for i in range(size):
+            scaled = narrow(widen(more[i]) * factor)
+            sums[i] = narrow(widen(given[i]) + widen(scaled))
 
 
 @inner
@@ -48,16 +53,16 @@ def _multiply_part(x, y, out, begin, end):  # pragma: no cover
 
 @kernel
 @no_type_check
-def _add_few(x, y, out, size):  # pragma: no cover
-    add_part(x, y, out, 0, size)
+def _add_few(x, y, out, size, scale):  # pragma: no cover
+    add_part(x, y, out, 0, size, scale)
 
 
 @parallel_kernel
 @no_type_check
-def _add_many(x, y, out, size):  # pragma: no cover
+def _add_many(x, y, out, size, scale):  # pragma: no cover
     for part in numba.prange((size + FEW - 1) // FEW):
         begin = np.int64(part) * FEW
-        add_part(x, y, out, begin, min(begin + FEW, size))
+        add_part(x, y, out, begin, min(begin + FEW, size), scale)
 
 
 @kernel

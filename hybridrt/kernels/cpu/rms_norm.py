@@ -42,6 +42,7 @@ def add_rms_norm(
     weight: BFloat16[Tensor, " size"],
     eps: float,
     offset: float,
+    scale: float,
 ) -> tuple[BFloat16[Tensor, "*rows size"], BFloat16[Tensor, "*rows size"]]:
     """See `hybridrt.kernels.rms_norm`."""
     x, y, weight = x.contiguous(), y.contiguous(), weight.contiguous()
@@ -50,7 +51,7 @@ def add_rms_norm(
     run = _add_norm_few if count <= FEW else _add_norm_many
     run(
         *(x.data_ptr(), y.data_ptr(), weight.data_ptr(), total.data_ptr(), out.data_ptr()),
-        *(count // shape[-1], shape[-1], eps, offset),
+        *(count // shape[-1], shape[-1], eps, offset, float(scale)),
     )
     return total, out
 
@@ -108,21 +109,21 @@ def _norm_many(
 
 @inner_fast
 @no_type_check
-def _add_norm(x, y, weight, total, out, row, size, eps, offset):  # pragma: no cover
-    add_part(x, y, total, row * size, (row + 1) * size)
+def _add_norm(x, y, weight, total, out, row, size, eps, offset, scale):  # pragma: no cover
+    add_part(x, y, total, row * size, (row + 1) * size, scale)
     here, then = 2 * row * size, 2 * (row + 1) * size
     _norm(total + here, weight, out + here, size, eps, offset, x + then, y + then)
 
 
 @kernel
 @no_type_check
-def _add_norm_few(x, y, weight, total, out, rows, size, eps, offset):  # pragma: no cover
+def _add_norm_few(x, y, weight, total, out, rows, size, eps, offset, scale):  # pragma: no cover
     for row in range(rows):
-        _add_norm(x, y, weight, total, out, row, size, eps, offset)
+        _add_norm(x, y, weight, total, out, row, size, eps, offset, scale)
 
 
 @parallel_kernel
 @no_type_check
-def _add_norm_many(x, y, weight, total, out, rows, size, eps, offset):  # pragma: no cover
+def _add_norm_many(x, y, weight, total, out, rows, size, eps, offset, scale):  # pragma: no cover
     for row in numba.prange(rows):
-        _add_norm(x, y, weight, total, out, row, size, eps, offset)
+        _add_norm(x, y, weight, total, out, row, size, eps, offset, scale)

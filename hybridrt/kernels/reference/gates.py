@@ -22,6 +22,7 @@ Gating = Literal[
     "silu",
     "gelu",
     "gelu_pytorch_tanh",
+    "silu of scaled",
     "clamped",
     "clamped halves",
     "limited",
@@ -36,6 +37,7 @@ def gated(
 ) -> Float[Tensor, "*batch inner"]:
     """`act(gate) * up`, where the gate is the first half.
 
+    In `silu of scaled` the gate is multiplied by `alpha` first (Falcon-H1, arXiv 2507.22448).
     In `clamped` and what is `by turns` gate and `up` take turns in the last axis, the gate first.
     """
     if gating == "clamped":
@@ -49,6 +51,8 @@ def gated(
     if gating == "silu by turns":
         return F.silu(gate_up[..., 0::2]).mul_(gate_up[..., 1::2])
     gate, up = gate_up.chunk(2, dim=-1)
+    if gating == "silu of scaled":
+        return F.silu(alpha * gate).mul_(up)
     return ACTIVATIONS[gating](gate).mul_(up)
 
 

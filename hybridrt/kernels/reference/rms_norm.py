@@ -22,7 +22,8 @@ def add_rms_norm(
     weight: Float[Tensor, " size"],
     eps: float,
     offset: float,
+    scale: float,
 ) -> tuple[Float[Tensor, "*rows size"], Float[Tensor, "*rows size"]]:
     """See `hybridrt.kernels.rms_norm`."""
-    total = x + y
+    total = x + y if scale == 1.0 else x + y * scale
     return total, rms_norm(total, weight, eps, offset)

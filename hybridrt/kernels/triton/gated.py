@@ -67,11 +67,11 @@ def add_gated(
 
 
 def add(
-    x: Float[Tensor, "*batch size"], y: Float[Tensor, "*batch size"]
+    x: Float[Tensor, "*batch size"], y: Float[Tensor, "*batch size"], scale: float = 1.0
 ) -> Float[Tensor, "*batch size"]:
     """See `hybridrt.kernels.add`."""
     out = torch.empty(x.shape, dtype=torch.result_type(x, y), device=x.device)
-    _launch((_rows(x), _rows(y)), out, "sum")
+    _launch((_rows(x), _rows(y)), out, "sum", alpha=scale)
     return out
 
 
@@ -154,7 +154,7 @@ def _gate(
         # Not the larger of it and 0, which would hide what is no number.
         result = tl.where(a < 0, 0.0, a * a)
     elif KIND == "sum":
-        result = a + b
+        result = a + (b * alpha).to(up.dtype.element_ty).to(tl.float32)
     elif KIND == "sigmoid":
         result = gates.sigmoid(a) * b
     elif KIND == "add":

@@ -65,4 +65,6 @@ def gated(gate, up, alpha, limit, GATING: tl.constexpr):
         if GATING == "limited":
             gate = at_most(gate, limit)
             up = -at_most(-at_most(up, limit), limit)
+        elif GATING == "silu of scaled":
+            gate *= alpha
         return gate * sigmoid(gate) * up

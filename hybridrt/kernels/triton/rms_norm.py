@@ -35,11 +35,12 @@ def add_rms_norm(
     weight: Float[Tensor, " size"],
     eps: float,
     offset: float,
+    scale: float = 1.0,
 ) -> tuple[Float[Tensor, "*rows size"], Float[Tensor, "*rows size"]]:
     """See `hybridrt.kernels.rms_norm`."""
     total = torch.empty(x.shape, dtype=torch.result_type(x, y), device=x.device)
     out = torch.empty(x.shape, dtype=weight.dtype, device=x.device)
-    _launch(x, y, weight, total, out, eps, offset)
+    _launch(x, y, weight, total, out, eps, offset, scale)
     return total, out
 
 
@@ -78,6 +79,7 @@ def _launch(
     out: Float[Tensor, "*rows size"],
     eps: float,
     offset: float,
+    scale: float = 1.0,
 ) -> None:
     if out.numel() == 0:
         return
@@ -97,6 +99,7 @@ def _launch(
         size,
         eps,
         offset,
+        scale,
         BLOCK=block,
         num_warps=min(16, max(1, block // _ELEMENTS)),
     )
@@ -121,6 +124,7 @@ def _norm(
     size,
     eps,
     offset,
+    factor,  # of y
     BLOCK: tl.constexpr,
 ):
     wait_for_earlier()
@@ -132,7 +136,8 @@ def _norm(
     value = tl.load(x + element * x_element, mask=fits, other=0.0).to(tl.float32)
     if y is not None:
         y += first * y_outer + second * y_inner
-        value += tl.load(y + element * y_element, mask=fits, other=0.0).to(tl.float32)
+        more = tl.load(y + element * y_element, mask=fits, other=0.0).to(tl.float32)
+        value += (more * factor).to(y.dtype.element_ty).to(tl.float32)
         # The norm is that of the sum as the stream has it.
         rounded = value.to(total.dtype.element_ty)
         tl.store(total + row * size + element, rounded, mask=fits)

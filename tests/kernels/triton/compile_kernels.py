@@ -277,7 +277,7 @@ def _one_row() -> None:
 
 
 def _gates() -> None:
-    for gating in ("silu", "gelu", "gelu_pytorch_tanh", "limited", *BY_TURNS):
+    for gating in ("silu", "silu of scaled", "gelu", "gelu_pytorch_tanh", "limited", *BY_TURNS):
         gated(of(9, 28672), gating, 1.7, 7.0)
     gated(of(9, 4096, dtype=torch.float32), "silu", 1.0, 1.0)
     x = of(9, 8192)[:, :4000]
