@@ -31,8 +31,8 @@ from hybridrt.kernels.cpu.state_rows import (
     clear_padding,
     follows,
     has_initial,
+    jobs_of,
     live,
-    share_of,
     sources,
     starts,
     targets,
@@ -246,7 +246,7 @@ def _work(
             stop = min(start + SEGMENT, begins[row + 1])
             is_first = start == begins[row]
             source = from_page[row] * rows.stride if is_first else target
-            job, last = share_of((worker + turn) % workers, workers, jobs)
+            job, last = jobs_of((worker + turn) % workers, workers, jobs)
             while job < last:
                 head, block = divmod(job, blocks)
                 first = block * FOUR

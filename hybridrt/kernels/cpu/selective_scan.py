@@ -31,8 +31,8 @@ from hybridrt.kernels.cpu.state_rows import (
     StateRows,
     clear_padding,
     has_initial,
+    jobs_of,
     row_starts,
-    share_of,
     sources,
     starts,
     targets,
@@ -94,7 +94,7 @@ def _work(
     lanes, rates_of_lanes = aligned(CHANNELS * LANES), aligned(CHANNELS * LANES)
     for run in range(len(begins) - 1):
         # Of each row, since some are long; in turns, so that few shares of many rows are divided.
-        share, last = share_of((worker + run * shares) % workers, workers, shares)
+        share, last = jobs_of((worker + run * shares) % workers, workers, shares)
         while share < last:
             _run(
                 begins[run], begins[run + 1], share * CHANNELS, like, x, dt, A, B, C, D, rows,

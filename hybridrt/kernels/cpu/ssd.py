@@ -28,8 +28,8 @@ from hybridrt.kernels.cpu.state_rows import (
     StateRows,
     begin_state,
     clear_padding,
+    jobs_of,
     row_starts,
-    share_of,
     starts,
     targets,
 )
@@ -107,7 +107,7 @@ def _work(
         if by_tiles:
             first = end_of_chunks(tokens, first, last)
         # Of each row, since some are long; in turns, so that few heads of many rows are divided.
-        head, end = share_of((worker + run * heads) % workers, workers, heads)
+        head, end = jobs_of((worker + run * heads) % workers, workers, heads)
         while head < end:
             _run(
                 first, last, head, like, x, x_stride, dt, A, B, b_stride, C, c_stride, D, rows,

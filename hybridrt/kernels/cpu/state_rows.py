@@ -108,8 +108,8 @@ def row_starts(rows):  # pragma: no cover
 
 @inlined
 @no_type_check
-def share_of(worker, workers, jobs):  # pragma: no cover
-    """Lines that are neighbours are one worker's: processors read them together."""
+def jobs_of(worker, workers, jobs):  # pragma: no cover
+    """Where those of a worker begin and end: neighbours, as processors read lines together."""
     return jobs * worker // workers, jobs * (worker + 1) // workers
 
 
