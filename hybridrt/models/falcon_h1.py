@@ -112,9 +112,8 @@ class Layer(StreamLayer):
         cfg = self.config
         recurrent = self.mamba(times(normed, cfg.ssm_in_multiplier), batch)
         attended = self.self_attn(times(normed, cfg.attention_in_multiplier), batch)
-        x = add(x, recurrent, cfg.ssm_out_multiplier)
-        out = cfg.attention_out_multiplier
-        x, normed = add_and_norm(x, attended, self.pre_ff_layernorm, out)
+        x, scale = add(x, recurrent, cfg.ssm_out_multiplier), cfg.attention_out_multiplier
+        x, normed = add_and_norm(x, attended, self.pre_ff_layernorm, scale)
         return x, self.feed_forward(normed)
 
 
