@@ -19,6 +19,7 @@ MORE_ROWS = (
     "hybrid_stack-shared-caches",
     "hybrid_stack-every-kind-of-cache",
 )
+"""Of sizes, and of kinds of cache side by side, that no first row has."""
 
 ROWS = [*FIRST_ROWS, *MORE_ROWS]
 

@@ -6,6 +6,7 @@ What is expected is what the same kernel gives, and leaves, when each row has a 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import numba
 import pytest
 import torch
 from hypothesis import example, given
@@ -56,15 +57,16 @@ def _recent(inputs: list[Tensor], cache: Tensor, batch: ForwardBatch, _: StateBa
     return recent_inputs(inputs[0].to(cache.dtype), cache, *pages_of(batch), batch)
 
 
-def _scan_inputs(tokens: int, draw: Draw) -> list[Tensor]:
-    return [draw(tokens, 70), draw(tokens, 70).sigmoid(), draw(tokens, 5), draw(tokens, 5)]
+def _scan_inputs(tokens: int, draw: Draw, channels: int = 70, state_size: int = 5) -> list[Tensor]:
+    x, dt = draw(tokens, channels), draw(tokens, channels).sigmoid()
+    return [x, dt, draw(tokens, state_size), draw(tokens, state_size)]
 
 
 def _scan(
     inputs: list[Tensor], cache: Tensor, batch: ForwardBatch, backend: StateBackend
 ) -> Tensor:
     x, dt, B, C = inputs
-    A = -torch.linspace(0.01, 3, 350, device=cache.device).view(70, 5)
+    A = -torch.linspace(0.01, 3, cache[0].numel(), device=cache.device).view_as(cache[0])
     return selective_scan(x, dt, A, B, C, A[:, 0], cache, *pages_of(batch), batch, backend)
 
 
@@ -78,8 +80,8 @@ def _recurrence(
     return linear_recurrence(*inputs, cache, *pages_of(batch), batch, backend)
 
 
-def _ssd_inputs(tokens: int, draw: Draw) -> list[Tensor]:
-    groups = [draw(tokens, 2, 16) for _ in range(2)]
+def _ssd_inputs(tokens: int, draw: Draw, state_size: int = 16) -> list[Tensor]:
+    groups = [draw(tokens, 2, state_size) for _ in range(2)]
     return [draw(tokens, 4, 16), draw(tokens, 4).sigmoid(), *groups]
 
 
@@ -87,6 +89,13 @@ def _ssd(inputs: list[Tensor], cache: Tensor, batch: ForwardBatch, backend: Stat
     x, dt, B, C = inputs
     A = -torch.linspace(0.01, 3, 4, device=cache.device)
     return ssd(x, dt, A, B, C, A, cache, *pages_of(batch), batch, 16, backend)
+
+
+def _ssd_in_bfloat16(
+    inputs: list[Tensor], cache: Tensor, batch: ForwardBatch, backend: StateBackend
+) -> Tensor:
+    x, dt, B, C = inputs
+    return _ssd([x.bfloat16(), dt, B.bfloat16(), C.bfloat16()], cache, batch, backend)
 
 
 def _delta_inputs(tokens: int, draw: Draw, *channels: int, values: int = 6) -> list[Tensor]:
@@ -108,12 +117,17 @@ KERNELS = {
     "causal_conv1d": Kernel((3, 16), _conv_inputs, _conv),
     "recent_inputs": Kernel((3, 16), _conv_inputs, _recent),
     "selective_scan": Kernel((70, 5), _scan_inputs, _scan),
+    "selective_scan, by vectors": Kernel(
+        (80, 16), lambda tokens, draw: _scan_inputs(tokens, draw, 80, 16), _scan
+    ),
     "linear_recurrence": Kernel((70,), _recurrence_inputs, _recurrence),
     "ssd": Kernel((4, 16, 16), _ssd_inputs, _ssd),
     "gated_delta_rule": DELTA,
     "gated_delta_rule, wide": WIDE,
     "KDA": replace(DELTA, inputs=lambda tokens, draw: _delta_inputs(tokens, draw, 8)),
 }
+# By AMX, how many tokens stand together depends on where a row begins.
+CHUNKED = Kernel((4, 16, 64), lambda tokens, draw: _ssd_inputs(tokens, draw, 64), _ssd_in_bfloat16)
 
 
 @dataclass(frozen=True)
@@ -250,3 +264,23 @@ def test_rows_that_follow_on_one_page_are_a_sequence_too(
     alone = [[replace(row, follows=False)] for row in rows]
     separate_y, separate = _steps(kernel, device_and_backend, inputs, pool, alone)
     assert _same_bits(y, separate_y) and _same_bits(after, separate)
+
+
+@pytest.mark.parametrize("company", [TWO_FROM_ONE, OVER_CHUNKS], ids=["short", "long"])
+@pytest.mark.parametrize("name", [*KERNELS, "ssd in bfloat16"])
+def test_the_bits_do_not_depend_on_the_threads_that_share_a_row(
+    monkeypatch: pytest.MonkeyPatch, name: str, company: Company
+) -> None:
+    """Nor on how long it is beside others: more threads than there are heads leave some idle."""
+    kernel = KERNELS.get(name, CHUNKED)
+    rows, num_pages = company.rows(seed=0)
+    draw = torch.Generator().manual_seed(0)
+    tokens = sum(row.queries for row in rows)
+    inputs = kernel.inputs(tokens, lambda *shape: torch.randn(shape, generator=draw))
+    pool = _poisoned(kernel, rows, num_pages, torch.float32)
+    found: list[tuple[Tensor, Tensor]] = []
+    for threads in (1, 2, 3, 7):
+        monkeypatch.setattr(numba, "get_num_threads", lambda n=threads: n)
+        found.append(_steps(kernel, ("cpu", "numba"), inputs, pool, [rows]))
+    for y, after in found[1:]:
+        assert _same_bits(y, found[0][0]) and _same_bits(after, found[0][1])

@@ -1,5 +1,6 @@
 """Routers in numba against those in plain torch; those are held against their papers by layers."""
 
+import numba
 import pytest
 import torch
 from hypothesis import given
@@ -51,9 +52,10 @@ def test_equals_the_reference(
 
 @pytest.mark.parametrize(("tokens", "experts"), [(9, 40), (9, 2000), (131, 40), (130, 200)])
 def test_a_tokens_experts_do_not_depend_on_the_others(
-    dtype: torch.dtype, tokens: int, experts: int
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, tokens: int, experts: int
 ) -> None:
     """Nor on the threads that share experts, if there are many, or tokens."""
+    monkeypatch.setattr(numba, "get_num_threads", lambda: 3)
     draw = torch.Generator().manual_seed(0)
     x, weight = torch.randn(tokens, 96, generator=draw), torch.randn(experts, 96, generator=draw)
     x, weight = x.to(dtype), weight.to(dtype)
