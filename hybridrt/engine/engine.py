@@ -29,7 +29,7 @@ from hybridrt.engine.held import Held, HeldRun, HeldSequences
 from hybridrt.engine.holding_scheduler import HoldingScheduler
 from hybridrt.engine.interrupts import Interrupts
 from hybridrt.engine.loading import draw_up, load
-from hybridrt.engine.memory import keep_freed_memory
+from hybridrt.engine.memory import clear_ahead, keep_freed_memory
 from hybridrt.engine.recorder import Recorder
 from hybridrt.engine.runner import Draw, Results, RowResult, Runner
 from hybridrt.engine.sampler import derive_seed
@@ -76,6 +76,7 @@ class Engine:
         self.pool = load(blueprint, progress=progress)
         if blueprint.device.type == "cpu":
             keep_freed_memory()
+            clear_ahead(self.pool.bytes)
         self.pages = SequencePages(self.pool, make_prefix_cache(self.pool, self.config))
         switch = self.model.rope_switch_length
         self._scheduler = HoldingScheduler(self.config, self.pages, switch)

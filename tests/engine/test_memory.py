@@ -1,13 +1,25 @@
-"""What the C library does with memory that a step gave back."""
+"""What the C library does with memory that a step gave back, and when a pool is cleared."""
 
 import os
 import platform
+import resource
 import subprocess
 import sys
 
 import pytest
+import torch
+from torch import Tensor
 
-from hybridrt.engine.memory import SETTINGS
+from hybridrt.engine import engine
+from hybridrt.engine.memory import CLEARED, SETTINGS, clear_ahead
+from tests.cache.stand_ins import Group, pool_of
+from tests.harness.engines import open_llm
+
+
+def clears_ahead() -> bool:
+    version = tuple(int(part) for part in platform.release().split(".")[:2] if part.isdigit())
+    return sys.platform == "linux" and version >= (5, 14)
+
 
 COUNT_FAULTS = """
 import resource, torch
@@ -43,3 +55,47 @@ def test_memory_is_cleared_by_the_system_once() -> None:
 
 def test_settings_of_the_environment_stay() -> None:
     assert not count_faults(MALLOC_TRIM_THRESHOLD_="131072")[0]
+
+
+def first_writes(pool: Tensor) -> int:
+    """In how many new pages a pool comes where each is written."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    pool.view(-1)[:: resource.getpagesize()].add_(1)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+@pytest.mark.skipif(not clears_ahead(), reason="Linux clears pages ahead from 5.14 on")
+def test_a_pool_is_cleared_before_it_is_written() -> None:
+    pool = pool_of([Group(2**16)], 512, poison=False).bytes
+    pool[3].fill_(7)
+    pool[200, :5] = 8
+    thread = clear_ahead(pool)
+    assert thread is not None
+    thread.join()
+    assert first_writes(pool[4:132]) < 100  # of 2,048
+    assert (pool[3] == 7).all() and pool[200, :6].tolist() == [8, 8, 8, 8, 8, 0]
+
+
+def test_of_a_large_pool_what_is_cleared_is_bounded() -> None:
+    pool = pool_of([Group(2**20)], 1024, poison=False).bytes
+    assert pool.nbytes > 2 * CLEARED
+    thread = clear_ahead(pool)
+    if thread is not None:
+        thread.join()
+    behind = pool.view(-1)[CLEARED + 2**21 :][: 2**23]
+    assert first_writes(behind) > 3  # large pages, if the system joins them
+
+
+def test_what_the_system_can_not_clear_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert clear_ahead(torch.zeros(2, 8, dtype=torch.uint8)) is None
+    monkeypatch.undo()
+    thread = clear_ahead(torch.zeros(0, 0, dtype=torch.uint8))
+    assert thread is None or thread.join() is None
+
+
+def test_an_engine_clears_its_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    cleared: list[Tensor] = []
+    monkeypatch.setattr(engine, "clear_ahead", cleared.append)
+    llm = open_llm("jamba-odd-sizes")
+    assert [pool.data_ptr() for pool in cleared] == [llm.engine.pool.bytes.data_ptr()]

@@ -26,10 +26,10 @@ from hybridrt.kernels.cpu.jit import (
 from hybridrt.kernels.cpu.pack_tokens import pack_block
 from hybridrt.kernels.cpu.packed_dot import OUTPUTS
 from hybridrt.kernels.cpu.packed_linear import add_products
+from hybridrt.kernels.cpu.pairs import store_and_add
 from hybridrt.kernels.cpu.tile_registers import ROWS, release_tiles, take_tiles
 from hybridrt.kernels.cpu.tiles import add_near
 from hybridrt.kernels.cpu.vector_math import (
-    add,
     any_more,
     exp2,
     fma,
@@ -56,6 +56,11 @@ QUERIES = 128
 
 AT_ONCE = 2 * ROWS
 """Of these by tiles: their scores and weights stay in the nearest cache."""
+
+SLACK = np.float32(1)
+"""Of exponents of weights above 0, before sums are brought down, which takes time. With more of it
+results err by more: of such weights bfloat16 has 1 alone exactly, which the largest one often is.
+"""
 
 
 @argument
@@ -149,7 +154,11 @@ def _weigh(
 ):  # fmt: skip  # pragma: no cover
     """Weights of the scores of `count` rows, from the `first` on, added to each one's `totals`.
 
-    Scores times `scale` are exponents of two; weights are relative to `tops`.
+    Those are of the weights as they are rounded, so that what a query hardly sees beside another
+    token doesn't change what it sees of that one.
+
+    Scores times `scale` are exponents of two; weights are relative to `tops`, which are moved where
+    an exponent would be more than `SLACK`.
     """
     factor = splat(scale)
     for r in range(count):
@@ -157,20 +166,16 @@ def _weigh(
         a, b = load(scores, at), load(scores, at + LANES)
         c, d = load(scores, at + 2 * LANES), load(scores, at + 3 * LANES)
         largest = mul(more_of(more_of(a, b), more_of(c, d)), factor)
-        if any_more(largest, splat(tops[row])):
+        if any_more(largest, splat(tops[row] + SLACK)):
             before, tops[row] = tops[row], largest_lane(largest)
-            _bring_down(exp2(splat(before - tops[row])), row, totals, sums, width, rows)
+            if before > NOTHING:
+                _bring_down(exp2(splat(before - tops[row])), row, totals, sums, width, rows)
         top = splat(-tops[row])
-        a = exp2(fma(a, factor, top))
-        b = exp2(fma(b, factor, top))
-        c = exp2(fma(c, factor, top))
-        d = exp2(fma(d, factor, top))
-        store(a, weights, at)
-        store(b, weights, at + LANES)
-        store(c, weights, at + 2 * LANES)
-        store(d, weights, at + 3 * LANES)
-        added = add(add(a, b), add(c, d))
-        store(add(load(totals, row * LANES), added), totals, row * LANES)
+        a, b = exp2(fma(a, factor, top)), exp2(fma(b, factor, top))
+        c, d = exp2(fma(c, factor, top)), exp2(fma(d, factor, top))
+        total = store_and_add(a, b, weights, at, load(totals, row * LANES))
+        total = store_and_add(c, d, weights, at + 2 * LANES, total)
+        store(total, totals, row * LANES)
 
 
 @inner

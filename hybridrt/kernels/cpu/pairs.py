@@ -9,7 +9,15 @@ from llvmlite import binding, ir
 from numba.core import types
 from numba.extending import intrinsic
 
-from hybridrt.kernels.cpu.vectors import FLOATS, INT32, LANES, MULTIPLIES_PAIRS, all_lanes, call
+from hybridrt.kernels.cpu.vectors import (
+    FLOATS,
+    INT32,
+    LANES,
+    MULTIPLIES_PAIRS,
+    all_lanes,
+    call,
+    narrow,
+)
 
 BY_PAIRS = MULTIPLIES_PAIRS and binding.get_host_cpu_name().startswith("znver")
 """Whether that is faster than to widen both numbers, as on AMD's processors. Intel's take twice as
@@ -17,6 +25,7 @@ long for a pair as for two products of float32: 0.5 a cycle beside 2."""
 
 _FLOATS, _PAIRS = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(INT32, LANES)
 _HALVES = ir.VectorType(ir.IntType(16), LANES)
+_ONES = all_lanes(0x3F803F80, _PAIRS)
 
 
 def add_product(builder: Any, total: Any, one: Any, other: Any, by_pairs: bool = BY_PAIRS) -> Any:
@@ -96,6 +105,33 @@ def store_tops(typing_context, one, other, to, place):
         return context.get_dummy_value()
 
     return types.void(FLOATS, FLOATS, to, types.intp), code
+
+
+@intrinsic
+@no_type_check
+def store_and_add(typing_context, one, other, to, place, total):
+    """Writes all lanes of one and then of the other as bfloat16, from `place` on.
+
+    Returns `total` with these numbers, as they are written, two in each lane.
+    """
+
+    def code(context, builder, signature, args):
+        one, other, into, at, total = args
+        both = _rounded(builder, one, other)
+        address = builder.bitcast(builder.gep(into, [at]), _PAIRS.as_pointer())
+        builder.store(both, address, align=2)
+        return add_product(builder, total, both, _ONES, MULTIPLIES_PAIRS)
+
+    return FLOATS(FLOATS, FLOATS, to, types.intp, FLOATS), code
+
+
+def _rounded(builder: Any, one: Any, other: Any) -> Any:
+    if MULTIPLIES_PAIRS:
+        of = ir.FunctionType(_PAIRS, [_FLOATS, _FLOATS])
+        return builder.asm(of, "vcvtne2ps2bf16 $1, $2, $0", "=v,v,v", [one, other], False)
+    halves = (narrow(builder, part, types.uint16) for part in (one, other))
+    lanes = ir.Constant(ir.VectorType(INT32, 2 * LANES), [*range(2 * LANES)])
+    return builder.bitcast(builder.shuffle_vector(*halves, lanes), _PAIRS)
 
 
 @intrinsic

@@ -13,8 +13,11 @@ from hybridrt.kernels.cpu.vectors import FLOATS, INT32, LANES, all_lanes, call, 
 _FLOATS = ir.VectorType(ir.FloatType(), LANES)
 _INTS = ir.VectorType(INT32, LANES)
 
-_HAS_SCALEF = bool(binding.get_host_cpu_features().get("avx512f"))
-_MASK, _AS_IT_IS = ir.IntType(LANES), 4  # all lanes; rounded as everything else is
+_FEATURES = binding.get_host_cpu_features()
+_HAS_SCALEF, _HAS_REDUCE = (bool(_FEATURES.get(part)) for part in ("avx512f", "avx512dq"))
+_MASK = ir.IntType(LANES)
+_ALL = ir.Constant(_MASK, -1)
+_AS_SET = ir.Constant(INT32, 4)  # rounded as everything else is
 
 
 def _of_floats(builder: Any, name: str, *args: Any) -> Any:
@@ -124,17 +127,27 @@ def _power_of_two(builder: Any, y: Any) -> Any:
     least = all_lanes(float(SMALLEST))
     # A comparison with NaN is false, and NaN goes on.
     y = builder.select(builder.fcmp_ordered("<", y, least), least, y)
-    whole = _of_floats(builder, "rint", y)
-    f = builder.fsub(y, whole)
+    whole, f = _parts_of(builder, y)
     p = all_lanes(float(POWERS[-1]))
     for power in POWERS[-2::-1]:
         p = _of_floats(builder, "fma", p, f, all_lanes(float(power)))
     if _HAS_SCALEF:
-        scaled = [p, whole, p, ir.Constant(_MASK, -1), ir.Constant(INT32, _AS_IT_IS)]
+        scaled = [p, whole, p, _ALL, _AS_SET]
         return call(builder, "llvm.x86.avx512.mask.scalef.ps.512", _FLOATS, scaled)
     exponent = builder.add(builder.fptosi(whole, _INTS), all_lanes(127, _INTS))
     bits = builder.shl(exponent, all_lanes(23, _INTS))
     return builder.fmul(p, builder.bitcast(bits, _FLOATS))
+
+
+def _parts_of(builder: Any, y: Any) -> tuple[Any, Any]:
+    """The nearest whole number, and the rest, exactly; `y` is no product, which could be fused."""
+    if not _HAS_REDUCE:
+        whole = _of_floats(builder, "rint", y)
+        return whole, builder.fsub(y, whole)
+    # Half of what `rint` takes.
+    nearest = ir.Constant(INT32, 0)
+    f = call(builder, "llvm.x86.avx512.mask.reduce.ps.512", _FLOATS, [y, nearest, y, _ALL, _AS_SET])
+    return builder.fsub(y, f), f
 
 
 def _reduced(builder: Any, floats: Any, join: Any) -> Any:
