@@ -223,7 +223,7 @@ def test_in_pages_it_is_the_same_bit_for_bit(data: st.DataObject) -> None:
     q = torch.randn(group * kv_heads, queries, k_size, generator=generator).bfloat16()
     softmax = Softmax(k_size**-0.5)
     out = torch.full((queries, len(q), v_size), torch.nan, dtype=torch.bfloat16)
-    assert takes_pages(q.transpose(0, 1), (k,), v, softmax)
+    assert takes_pages((q.transpose(0, 1),), (k,), v, softmax)
     row = Row(context, queries, table.tolist(), released=begin // block_size)
     batch = make_batch([row], num_decodes=0, block_size=block_size)
     pages = batch.token_pages(TOKENS)

@@ -64,11 +64,21 @@ results err by more: of such weights bfloat16 has 1 alone exactly, which the lar
 
 
 @argument
-class Heads(NamedTuple):
-    """Sizes of queries, which are `q_head` and `q_token` steps apart, and of keys and values.
+class Queries(NamedTuple):
+    """Where a part of each query stands: the first one's address, and steps in numbers."""
 
-    Those are in pages of `page_size` tokens. A window of 0 is none. Products are made by tiles
-    where `tiles`. So many bytes of blocks are made at once: of more, heads take turns.
+    address: int
+    head: int
+    token: int
+    size: int
+
+
+@argument
+class Heads(NamedTuple):
+    """Sizes of queries, and of keys and values, which are in pages of `page_size` tokens.
+
+    A window of 0 is none. Products are made by tiles where `tiles`. So many bytes of blocks are
+    made at once: of more, heads take turns.
     """
 
     q_heads: int
@@ -76,8 +86,6 @@ class Heads(NamedTuple):
     page_size: int
     k: int
     v: int
-    q_head: int
-    q_token: int
     window: int
     chunked: bool
     tiles: bool
@@ -245,21 +253,33 @@ def _attend(
 
 @inner
 @no_type_check
+def _copy(queries, head, first, rows, to, place, step):  # pragma: no cover
+    """Copies a part of `rows` queries of a head, from the `first` token on, `step` apart."""
+    given = pointer(halves(queries.address, 1))
+    for r in range(rows):
+        query, into = head * queries.head + (first + r) * queries.token, place + r * step
+        for d in range(0, queries.size, LANES):
+            some = min(LANES, queries.size - d)
+            store_up_to(load_up_to(given, query + d, some), to, into + d, some)
+
+
+@inner
+@no_type_check
 def _work(
-    worker, workers, start, count, q, k_blocks, v_blocks, queries, context, heads, scale, softcap,
-    sinks, out
+    worker, workers, start, count, q, more_q, first, k_blocks, v_blocks, queries, context, heads,
+    scale, softcap, sinks, out
 ):  # fmt: skip  # pragma: no cover
     """Every job whose turn it is: some queries of a head, the last ones, which see most, first.
 
-    Heads, of `count` key heads from `start` on, follow one another: what one has of keys and
-    values stays in the second cache.
+    The row's are those from the `first` token on. Heads, of `count` key heads from `start` on,
+    follow one another: what one has of keys and values stays in the second cache.
     """
     chunk = _chunk(queries, context, heads)
     width, size = (heads.v + OUTPUTS - 1) // OUTPUTS * OUTPUTS, max(QUERIES, AT_ONCE)
     own = aligned(QUERIES * heads.k // 2).view(np.uint16)
     scores, weights = aligned(size * OUTPUTS), aligned(size * OUTPUTS // 2).view(np.uint16)
     sums, totals, tops = aligned(QUERIES * width), aligned(QUERIES * LANES), aligned(QUERIES)
-    of_q, of_own, of_out = pointer(halves(q, 1)), pointer(own), pointer(halves(out, 1))
+    of_own, of_out = pointer(own), pointer(halves(out, 1))
     of_sums, of_totals, group = pointer(sums), pointer(totals), heads.q_heads // heads.kv_heads
     k_bytes, v_bytes = 4 * k_blocks.shape[2], 4 * v_blocks.shape[2]
     tiles, before = take_tiles(heads.tiles), chunk.position // QUERIES
@@ -273,11 +293,8 @@ def _work(
         head, blocks = start * group + index, index // group * chunk.blocks
         begin = max(part * QUERIES, chunk.position) - chunk.position
         rows = min((part + 1) * QUERIES - chunk.position, chunk.queries) - begin
-        for r in range(rows):
-            query = head * heads.q_head + (begin + r) * heads.q_token
-            for d in range(0, heads.k, LANES):
-                some = min(LANES, heads.k - d)
-                store_up_to(load_up_to(of_q, query + d, some), of_own, r * heads.k + d, some)
+        _copy(q, head, first + begin, rows, of_own, 0, heads.k)
+        _copy(more_q, head, first + begin, rows, of_own, q.size, heads.k)
         _attend(
             tiles, own.ctypes.data, rows, chunk.position + begin,
             k_blocks.ctypes.data + k_bytes * blocks, k_bytes,
@@ -305,14 +322,15 @@ def _room(heads, blocks, pairs):  # pragma: no cover
 @calls(add_products)
 @no_type_check
 def attend_blocks(
-    q, k, more, v, tables, table_stride, query_lens, context_lens, first_row, rows, tokens, heads,
-    scale, softcap, sinks, out, workers
+    q, more_q, k, more, v, tables, table_stride, query_lens, context_lens, first_row, rows, tokens,
+    heads, scale, softcap, sinks, out, workers
 ):  # fmt: skip  # pragma: no cover
     """The chunks of all rows from `first_row` on, one behind another, behind a token of each other.
 
-    What is behind them, up to so many `tokens`, gets zeros. `q`, `out`, which is bfloat16 `[tokens,
-    heads, v]`, `tables` of int32 pages, `query_lens` and `context_lens` are addresses, and so is
-    `sinks`, float32; 0 if there are none. Keys are `[k, more]`; these and `v` are `Pages`.
+    What is behind them, up to so many `tokens`, gets zeros. Queries are `[q, more_q]`, keys `[k,
+    more]`; these and `v` are `Pages`. `out`, which is bfloat16 `[tokens, heads, v]`, `tables` of
+    int32 pages, `query_lens` and `context_lens` are addresses, and so is `sinks`, float32; 0 if
+    there are none.
     """
     scale, softcap = np.float32(scale), np.float32(softcap)
     lengths, contexts = integers(query_lens, rows), integers(context_lens, rows)
@@ -322,7 +340,7 @@ def attend_blocks(
         queries, context = lengths[row], contexts[row]
         chunk = _chunk(queries, context, heads)
         place, seen, blocks, skipped = chunk.place, chunk.tokens, chunk.blocks, chunk.skipped
-        of_q, of_out = q + 2 * begin * heads.q_token, out + 2 * begin * heads.q_heads * heads.v
+        first, of_out = begin, out + 2 * begin * heads.q_heads * heads.v
         begin += queries
         pages = (place + seen - 1) // heads.page_size + 1
         table = numba.carray(address_of(tables + 4 * row * table_stride), (pages,), np.int32)
@@ -340,14 +358,14 @@ def attend_blocks(
                 )  # fmt: skip
             if workers == 1:
                 _work(
-                    FIRST, ALONE, start, count, of_q, k_blocks, v_blocks, queries, context, heads,
-                    scale, softcap, sinks, of_out
+                    FIRST, ALONE, start, count, q, more_q, first, k_blocks, v_blocks, queries,
+                    context, heads, scale, softcap, sinks, of_out
                 )  # fmt: skip
             else:
                 for worker in numba.prange(workers):
                     _work(
-                        np.int64(worker), workers, start, count, of_q, k_blocks, v_blocks, queries,
-                        context, heads, scale, softcap, sinks, of_out
+                        np.int64(worker), workers, start, count, q, more_q, first, k_blocks,
+                        v_blocks, queries, context, heads, scale, softcap, sinks, of_out
                     )  # fmt: skip
     rest = (tokens - begin) * heads.q_heads * heads.v
     halves(out + 2 * begin * heads.q_heads * heads.v, rest)[:] = 0

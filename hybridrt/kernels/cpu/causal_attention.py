@@ -9,7 +9,7 @@ from jaxtyping import BFloat16, Float, Float32, Shaped
 from torch import Tensor
 
 from hybridrt.batch import Rows, TokenPages
-from hybridrt.kernels.cpu.attend_blocks import Heads, attend_blocks
+from hybridrt.kernels.cpu.attend_blocks import Heads, Queries, attend_blocks
 from hybridrt.kernels.cpu.attend_jobs import Sizes
 from hybridrt.kernels.cpu.attend_lanes import attend_lanes
 from hybridrt.kernels.cpu.bfloat16 import are_singles
@@ -29,8 +29,8 @@ ONE_BLOCK = torch.zeros(1, dtype=torch.int32)
 MOST_BYTES = 2**24
 """Of blocks at once: of more, heads take turns, since new memory takes longer than used one."""
 
-NO_PAGES = Pages(0, 0, 0, 0, 0)
-"""Of the second part of keys that have one."""
+NO_QUERIES, NO_PAGES = Queries(0, 0, 0, 0), Pages(0, 0, 0, 0, 0)
+"""Of the second part of queries, and of keys, that have one."""
 
 
 def causal_attention(
@@ -101,12 +101,12 @@ def _of_pairs(
     first: int,
 ) -> BFloat16[Tensor, "heads queries head_dim_v"]:
     out = torch.empty(q.shape[1], q.shape[0], v.shape[2], dtype=q.dtype)
-    attend_row(q.transpose(0, 1), (k,), v, softmax, reach, first, out)
+    attend_row((q.transpose(0, 1),), (k,), v, softmax, reach, first, out)
     return out.transpose(0, 1)
 
 
 def attend_row(
-    q: BFloat16[Tensor, "queries heads head_dim_k"],
+    q: tuple[BFloat16[Tensor, "queries heads _"], ...],
     k: tuple[BFloat16[Tensor, "kv_heads tokens _"], ...],
     v: BFloat16[Tensor, "kv_heads tokens head_dim_v"],
     softmax: Softmax,
@@ -115,23 +115,25 @@ def attend_row(
     out: BFloat16[Tensor, "queries heads head_dim_v"],
     batch: Rows | None = None,
 ) -> None:
-    """`causal_attention` of what `takes_pages`, into `out`; keys have one or two parts.
+    """`causal_attention` of what `takes_pages`, into `out`; queries and keys have one or two parts.
 
     Keys and values, from the sequence's `first` token on, are as in a page that holds all of them.
     A `batch` has this row alone, of which it tells the length, and behind it may be padding.
     """
-    softmax, queries, tokens = _with_singles(softmax), q.shape[0], v.shape[1]
+    softmax, queries, tokens = _with_singles(softmax), len(out), v.shape[1]
     if batch is None:
         lengths = torch.tensor([[queries], [first + tokens - queries]])
     else:
         lengths = batch.query_lens, batch.context_lens
     # Addresses are those that token 0 would have.
     k_pages = [_pages_of(part[None], first) for part in k]
+    q_parts = [_queries_of(part) for part in q]
     attend_blocks(
-        *(q.data_ptr(), k_pages[0], NO_PAGES if len(k) == 1 else k_pages[1]),
+        *(q_parts[0], NO_QUERIES if len(q) == 1 else q_parts[1]),
+        *(k_pages[0], NO_PAGES if len(k) == 1 else k_pages[1]),
         *(_pages_of(v[None], first), ONE_BLOCK.data_ptr(), 0),
         *(lengths[0].data_ptr(), lengths[1].data_ptr(), 0, 1, queries),
-        *_heads_and_more(q, sum(part.shape[2] for part in k), v[None], first, softmax, reach, out),
+        *_heads_and_more(sum(part.shape[2] for part in k), v[None], first, softmax, reach, out),
     )
 
 
@@ -148,10 +150,11 @@ def attend_rows(
     """Attention of all prefill rows, of what `takes_pages`, into `out`; zeros for padding."""
     softmax, table = _with_singles(softmax), pages.page_table
     attend_blocks(
-        *(q.data_ptr(), _pages_of(k), NO_PAGES, _pages_of(v), table.data_ptr(), table.stride(0)),
+        *(_queries_of(q), NO_QUERIES, _pages_of(k), NO_PAGES, _pages_of(v)),
+        *(table.data_ptr(), table.stride(0)),
         *(batch.query_lens.data_ptr(), batch.context_lens.data_ptr(), batch.num_decodes),
         *(batch.num_rows, q.shape[0]),
-        *_heads_and_more(q, k.shape[3], v, 0, softmax, reach, out),
+        *_heads_and_more(k.shape[3], v, 0, softmax, reach, out),
     )
 
 
@@ -163,7 +166,6 @@ def _with_singles(softmax: Softmax) -> Softmax:
 
 
 def _heads_and_more(
-    q: BFloat16[Tensor, "tokens heads head_dim_k"],
     k_size: int,
     v: BFloat16[Tensor, "blocks kv_heads block_size head_dim_v"],
     first: int,
@@ -173,13 +175,11 @@ def _heads_and_more(
 ) -> tuple[Heads, float, float, int, int, int]:
     """The last arguments of `attend_blocks`; `first` tokens of a page aren't there."""
     heads = Heads(
-        q_heads=q.shape[1],
+        q_heads=out.shape[1],
         kv_heads=v.shape[1],
         page_size=first + v.shape[2],
         k=k_size,
         v=v.shape[3],
-        q_head=q.stride(1),
-        q_token=q.stride(0),
         window=reach.window or 0,
         chunked=reach.chunked,
         tiles=multiplies_tiles(),
@@ -191,14 +191,18 @@ def _heads_and_more(
 
 
 def takes_pages(
-    q: Float[Tensor, "tokens heads head_dim_k"],
+    q: tuple[Float[Tensor, "tokens heads _"], ...],
     k: tuple[Shaped[Tensor, "*blocks kv_heads _ _"], ...],
     v: Shaped[Tensor, "*blocks kv_heads _ head_dim_v"],
     softmax: Softmax,
 ) -> bool:
     """Whether `attend_row` or `attend_rows` takes these: pairs of bfloat16."""
     even = all(part.shape[-1] % 2 == 0 for part in k)
-    return even and softmax.scale > 0 and _are_pairs(q, *k, v)
+    return even and softmax.scale > 0 and _are_pairs(*q, *k, v)
+
+
+def _queries_of(part: BFloat16[Tensor, "queries heads dim"]) -> Queries:
+    return Queries(part.data_ptr(), part.stride(1), part.stride(0), part.shape[2])
 
 
 def _pages_of(part: BFloat16[Tensor, "blocks kv_heads block_size dim"], first: int = 0) -> Pages:

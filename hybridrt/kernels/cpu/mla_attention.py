@@ -165,7 +165,7 @@ def _attend_expanded(
     """A prefill row's attention to keys and values; for `batch` see `attend_row`."""
     first = reach.first_visible(row.context)
     c_kv, k_pe = (_read(part, pages, row, first) for part in (latents.c_kv, latents.k_pe))
-    q = torch.cat([q_nope, q_pe], dim=-1)
+    q = tuple(q if q.stride(-1) == 1 else q.contiguous() for q in (q_nope, q_pe))
     k_nope, v = _expand(c_kv, w_uk, w_uv)
     k = k_nope, k_pe.expand(len(k_nope), *k_pe.shape)
     assert takes_pages(q, k, v, softmax), "keys and values are pairs, side by side"

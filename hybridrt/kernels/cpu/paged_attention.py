@@ -52,7 +52,7 @@ def paged_attention(
     if k_scale is None and are_singles(q, k, v):
         _attend_chunks(q, k, v, pages, batch, softmax, reach, out)
         return out
-    if k_scale is None and takes_pages(q, (k,), v, softmax):
+    if k_scale is None and takes_pages((q,), (k,), v, softmax):
         attend_rows(q, k, v, pages, batch, softmax, reach, out)
         return out
     stop = n
