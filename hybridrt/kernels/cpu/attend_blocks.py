@@ -1,9 +1,9 @@
 """Queries of a chunk attend to keys and values of their sequence, in numba.
 
 Those are put into blocks first (`pack_tokens`). Then a head's queries are taken some at a time
-through all blocks that they see, one after another: scores, weights relative to the largest score
-so far (arXiv 1805.02867), and sums of values. Blocks lie where they lie in the sequence, so a
-result depends neither on the chunk nor on its neighbours.
+through all blocks that they see, one after another: scores, weights relative to about the largest
+score so far (arXiv 1805.02867; see `SLACK`), and sums of values. Blocks lie where they lie in the
+sequence, so a result depends neither on the chunk nor on its neighbours.
 """
 
 from typing import NamedTuple, no_type_check
