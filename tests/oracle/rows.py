@@ -58,7 +58,7 @@ class Tiny:
     @property
     def has_experts(self) -> bool:
         """Whether some layer chooses among experts."""
-        names = ("n_routed_experts", "num_experts", "num_local_experts")
+        names = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts")
         return max(self.config.get(key, 1) for key in names) > 1
 
 
