@@ -37,6 +37,9 @@ aten = torch.ops.aten
 
 COPIES = (aten._to_copy.default, aten.clone.default)
 
+_OF_OTHERS = torch._C.DispatchKey.CompositeImplicitAutograd
+"""Under which torch keeps how operations are made of others."""
+
 
 class Tape:
     """Calls in order.
@@ -178,7 +181,7 @@ class _Operations(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         with self:  # of an operation made of others, those are noted
-            result = func.decompose(*args, **kwargs)
+            result = _by_its_parts(func, args, kwargs)
         if result is NotImplemented:
             result = func(*args, **kwargs)
             return self._tape.add_operation(func, args, kwargs, result)
@@ -204,6 +207,17 @@ class _Functions(TorchFunctionMode):
         elif func is Tensor.data_ptr:
             self._tape.hold(args[0])
         return func(*args, **(kwargs or {}))
+
+
+def _by_its_parts(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The result of an operation made of others, as it ever is made; of any other NotImplemented.
+
+    `op.decompose` would make some of them in Python, for which torch imports its symbols, which
+    takes a tenth of a second.
+    """
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), _OF_OTHERS):
+        return NotImplemented
+    return op._op_dk(_OF_OTHERS, *args, **kwargs)
 
 
 def _depends_on_numbers(op: OpOverload, args: Sequence[Any]) -> bool:
