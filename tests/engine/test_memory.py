@@ -5,12 +5,13 @@ import platform
 import resource
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
 from torch import Tensor
 
-from hybridrt.engine import engine
+from hybridrt.engine import engine, memory
 from hybridrt.engine.memory import CLEARED, SETTINGS, clear_ahead
 from tests.cache.stand_ins import Group, pool_of
 from tests.harness.engines import open_llm
@@ -86,12 +87,29 @@ def test_of_a_large_pool_what_is_cleared_is_bounded() -> None:
     assert first_writes(behind) > 3  # large pages, if the system joins them
 
 
-def test_what_the_system_can_not_clear_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_elsewhere_nothing_is_cleared_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     assert clear_ahead(torch.zeros(2, 8, dtype=torch.uint8)) is None
-    monkeypatch.undo()
-    thread = clear_ahead(torch.zeros(0, 0, dtype=torch.uint8))
-    assert thread is None or thread.join() is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="nothing is cleared elsewhere")
+def test_what_the_system_refuses_to_clear_is_left() -> None:
+    asked: list[int] = []
+
+    def refuse(start: int, size: int, advice: int) -> int:
+        asked.append(start)
+        return -1
+
+    pool = pool_of([Group(2**20)], 8, poison=False).bytes
+    thread = threading.Thread(target=memory._clear, args=(pool, refuse))
+    thread.start()
+    thread.join()
+    assert asked == [pool.data_ptr()]
+    for empty in (torch.zeros(0, 0, dtype=torch.uint8), pool[:0]):
+        thread = threading.Thread(target=memory._clear, args=(empty, refuse))
+        thread.start()
+        thread.join()
+    assert len(asked) == 1
 
 
 def test_an_engine_clears_its_pool(monkeypatch: pytest.MonkeyPatch) -> None:

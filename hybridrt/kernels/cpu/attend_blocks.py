@@ -58,8 +58,10 @@ AT_ONCE = 2 * ROWS
 """Of these by tiles: their scores and weights stay in the nearest cache."""
 
 SLACK = np.float32(1)
-"""Of exponents of weights above 0, before sums are brought down, which takes time. With more of it
-results err by more: of such weights bfloat16 has 1 alone exactly, which the largest one often is.
+"""What the exponent of a weight may be above 0 before sums are brought down, which takes time.
+
+With more, results err by more: of weights from 1 on bfloat16 has few exactly, but 1 itself, which
+the largest one often is.
 """
 
 
