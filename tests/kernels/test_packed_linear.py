@@ -18,6 +18,7 @@ from hybridrt.kernels.cpu.packed_linear import (
     packed_linear,
     share_of,
 )
+from hybridrt.kernels.cpu.streams import FEWEST_BYTES, MOST_TOKENS, streams
 from hybridrt.kernels.cpu.vectors import HAS_REGISTERS, MULTIPLIES_PAIRS
 from hybridrt.kernels.linear import FEWEST_SINGLES, BlockedWeight, find_blocks, pack_weight
 from hybridrt.layers.linear import Linear
@@ -61,7 +62,7 @@ def test_is_the_product(pairs: int, outputs: int, tokens: int, bias: bool) -> No
 @given(
     # Beyond, oneDNN may add up in other order.
     tokens=st.integers(1, min(2 * AT_ONCE + 40, most_tokens())),
-    outputs=st.sampled_from([64, 70, 5000]),
+    outputs=st.sampled_from([64, 70, 2080, 5000]),  # the third one's results are streamed
 )
 def test_alone_is_as_beside_others(tokens: int, outputs: int) -> None:
     layer, _ = make_linear(130, outputs, bias=True)
@@ -69,6 +70,19 @@ def test_alone_is_as_beside_others(tokens: int, outputs: int) -> None:
     x = torch.randn(tokens, 130).bfloat16()
     alone = torch.cat([layer(row[None]) for row in x])
     torch.testing.assert_close(layer(x), alone, rtol=0, atol=0)
+
+
+@numba.njit
+def can_stream(tokens: int, out: int, step: int) -> bool:
+    return streams(tokens, out, step)
+
+
+def test_whole_lines_of_some_tokens_are_streamed() -> None:
+    """One result after another, and what isn't lines of memory, is written as ever."""
+    assert can_stream(2, 128, FEWEST_BYTES) and can_stream(MOST_TOKENS - 1, 0, 64 * 1001)
+    assert not any(can_stream(tokens, 128, FEWEST_BYTES) for tokens in (1, MOST_TOKENS))
+    assert not can_stream(32, 128, FEWEST_BYTES - 64)
+    assert not can_stream(32, 96, FEWEST_BYTES) and not can_stream(32, 128, FEWEST_BYTES + 2)
 
 
 @numba.njit
@@ -117,7 +131,7 @@ def test_threads_share_tokens_or_outputs_with_the_same_bits(gates: bool) -> None
 @given(
     tokens=st.integers(17, 32),
     steps=st.integers(1, 12),
-    outputs=st.sampled_from([1000, 1024, 5003]),
+    outputs=st.sampled_from([1000, 1024, 2080, 5003]),
     bias=st.booleans(),
 )
 def test_more_tokens_than_a_register_has_are_as_each_alone(

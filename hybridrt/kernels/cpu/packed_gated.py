@@ -20,6 +20,7 @@ from hybridrt.kernels.cpu.packed_linear import (
     begin_sums,
     share_of,
 )
+from hybridrt.kernels.cpu.streams import end_streams, stream, streams
 from hybridrt.kernels.cpu.tile_registers import multiplies_tiles, release_tiles, take_tiles
 from hybridrt.kernels.cpu.tile_square import is_square
 from hybridrt.kernels.cpu.tiles import add_by_tiles
@@ -69,7 +70,9 @@ def packed_gated(
 
 @inner
 @no_type_check
-def _write(gates, values, count, out, inner_size, rounded):  # pragma: no cover  (compiled)
+def _write(
+    gates, values, count, out, inner_size, rounded, streaming
+):  # fmt: skip  # pragma: no cover  (compiled)
     """Gates `count` rows, both of them rounded first, as they would be in memory."""
     of_gates, of_values, halfway = pointer(gates), pointer(values), pointer(rounded)
     for t in range(count):
@@ -78,7 +81,14 @@ def _write(gates, values, count, out, inner_size, rounded):  # pragma: no cover 
             store(load(of_gates, t * OUTPUTS + i), halfway, 0)
             store(load(of_values, t * OUTPUTS + i), halfway, LANES)
             gate = load(halfway, 0)
-            store(mul(times_sigmoid(gate, gate), load(halfway, LANES)), result, i)
+            gated = mul(times_sigmoid(gate, gate), load(halfway, LANES))
+            if streaming:
+                store(gated, of_gates, t * OUTPUTS + i)
+            else:
+                store(gated, result, i)
+        for i in range(0, OUTPUTS if streaming else 0, 2 * LANES):
+            at = t * OUTPUTS + i
+            stream(load(of_gates, at), load(of_gates, at + LANES), result, i)
 
 
 @apart
@@ -118,6 +128,7 @@ def _gate_blocks(
     gates = aligned(most * count * OUTPUTS).reshape((most, count * OUTPUTS))
     values, rounded = aligned(count * OUTPUTS), np.empty(2 * LANES, np.uint16)
     registers, anew = take_tiles(tiles), np.int64(tiles and bias == 0)
+    streaming = tiles and streams(tokens, out, outputs)
     for token in range(0, tokens, count):
         some = min(count, tokens - token)
         for first in range(begin, end, most):
@@ -136,7 +147,11 @@ def _gate_blocks(
                 )  # fmt: skip
                 if i >= run:
                     into = out + 2 * (token * (outputs // 2) + (first + i - run) * OUTPUTS)
-                    _write(gates[i - run], values, some, into, outputs // 2, rounded)
+                    _write(
+                        gates[i - run], values, some, into, outputs // 2, rounded, streaming
+                    )  # fmt: skip
+    if streaming:
+        end_streams()
     release_tiles(registers)
 
 

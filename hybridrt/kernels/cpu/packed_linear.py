@@ -30,6 +30,7 @@ from hybridrt.kernels.cpu.packed_dot import (
     widen_block,
 )
 from hybridrt.kernels.cpu.pairs import BY_PAIRS
+from hybridrt.kernels.cpu.streams import end_streams, stream, streams
 from hybridrt.kernels.cpu.tile_registers import WIDTHS, multiplies_tiles, release_tiles, take_tiles
 from hybridrt.kernels.cpu.tile_square import is_square, multiply_square
 from hybridrt.kernels.cpu.tiles import add_by_tiles
@@ -206,6 +207,7 @@ def _multiply_blocks(
     totals, of_sums, registers = pointer(sums), sums.ctypes.data, take_tiles(tiles)
     jobs = (outputs + OUTPUTS - 1) // OUTPUTS
     begin, end = jobs * worker // workers, jobs * (worker + 1) // workers
+    streaming = tiles and streams(tokens, out, 2 * outputs)
     for job in range((end - begin) * parts):
         part, n = job // (end - begin) * most, begin + job % (end - begin)
         some = min(most, tokens - part)
@@ -228,12 +230,19 @@ def _multiply_blocks(
             )  # fmt: skip
         for t in range(some):
             result = pointer(halves(out + 2 * ((part + t) * outputs + n * OUTPUTS), size))
+            if streaming:
+                for r in range(0, size, 2 * LANES):
+                    at = t * OUTPUTS + r
+                    stream(load(totals, at), load(totals, at + LANES), result, r)
+                continue
             for r in range(0, size, LANES):
                 found = load(totals, t * OUTPUTS + r)
                 if r + LANES <= size:
                     store(found, result, r)
                 else:
                     store_some(found, result, r, size - r)
+    if streaming:
+        end_streams()
     release_tiles(registers)
 
 

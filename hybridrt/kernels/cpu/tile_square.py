@@ -13,6 +13,7 @@ from numba.extending import intrinsic
 
 from hybridrt.kernels.cpu.bfloat16 import halves, widen
 from hybridrt.kernels.cpu.jit import inner
+from hybridrt.kernels.cpu.streams import end_streams, stream, streams
 from hybridrt.kernels.cpu.tile_registers import (
     HAS_TILES,
     ROWS,
@@ -111,6 +112,7 @@ def multiply_square(
     """
     sums, tiles = aligned(4 * ROWS * ROWS), take_tiles(True)
     panels, rows = (outputs + PANEL - 1) // PANEL, (tokens + 1) // 2
+    streaming = streams(tokens, out, 2 * outputs)
     hold(tiles, rows, ROWS)
     begin, end = panels * worker // workers, panels * (worker + 1) // workers
     for n in range(begin, end):
@@ -127,10 +129,16 @@ def multiply_square(
             first = (tokens - rows) * half
             for t in range(rows):
                 result = pointer(halves(out + 2 * ((first + t) * outputs + n * PANEL), size))
+                if streaming:
+                    at = (2 * half * ROWS + t) * ROWS
+                    stream(load(totals, at), load(totals, at + ROWS * ROWS), result, 0)
+                    continue
                 for o in range(0, size, LANES):
                     found = load(totals, ((2 * half + o // LANES) * ROWS + t) * ROWS)
                     if o + LANES <= size:
                         store(found, result, o)
                     else:
                         store_some(found, result, o, size - o)
+    if streaming:
+        end_streams()
     release_tiles(tiles)
