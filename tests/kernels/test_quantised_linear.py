@@ -10,8 +10,9 @@ from hybridrt.kernels.blocked_matrices import BLOCK
 from hybridrt.kernels.cpu import quantised_dot
 from hybridrt.kernels.cpu import quantised_linear as quantised
 from hybridrt.kernels.cpu.quantised_linear import FEW, TOKENS
+from hybridrt.kernels.cpu.streams import FEWEST_BYTES
 from hybridrt.kernels.cpu.vectors import HAS_REGISTERS
-from hybridrt.kernels.cpu.whole_inputs import TOO_MUCH, row_bytes
+from hybridrt.kernels.cpu.whole_inputs import TOO_MUCH, of_groups, row_bytes
 from hybridrt.kernels.quantised_linear import (
     GROUP,
     Bits,
@@ -98,9 +99,21 @@ def test_a_token_is_as_alone_in_any_company(
     weight = quantise_weight(torch.randn(70, 256).bfloat16(), bits)
     x = torch.randn(TOKENS + 1, 256).bfloat16()
     alone = torch.cat([quantised_linear(row[None], weight, None) for row in x])
-    for count in (2, 3, 7, quantised.FEWEST_BY_TILES, FEW, FEW + 1, TOKENS + 1):
+    fewest = quantised.FEWEST_PAIRS, quantised.FEWEST_BYTES
+    for count in (2, 3, 7, *fewest, FEW, FEW + 1, TOKENS + 1):
         together = quantised_linear(x[:count], weight, None)
         assert torch.equal(together, alone[:count])
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_results_that_are_streamed_are_the_same(bits: Bits) -> None:
+    torch.manual_seed(5)
+    outputs = FEWEST_BYTES // 2 + 32
+    weight = quantise_weight(torch.randn(outputs, 128).bfloat16(), bits)
+    x = torch.randn(40, 128).bfloat16()
+    alone = torch.cat([quantised_linear(row[None], weight, None) for row in x])
+    for count in (2, 12, 40):
+        assert torch.equal(quantised_linear(x[:count], weight, None), alone[:count])
 
 
 def test_what_has_no_whole_groups_is_left() -> None:
@@ -126,14 +139,14 @@ def test_inputs_become_whole_numbers(bits: Bits, size: float) -> None:
     x[1] *= torch.logspace(0, -6, 2 * group).bfloat16()
     x[:, group:] *= 2.0**-20
     x = (x.float() * size).bfloat16()
-    numbers, powers, begins, upper, lower = _rows(x, group, bits)
+    numbers, powers, begins, parts = _rows(x, group, bits)
     whole = numbers.double().unflatten(1, (2, group))
     found, given = whole * powers[..., None], x.double().unflatten(1, (2, group))
     largest = given.abs().amax(-1, keepdim=True)
     assert ((found - given).abs() <= 2.0**-15 * largest + 2.0**-126).all()
     near = (given.abs() >= largest / 128) & (largest >= 2.0**-112)
     assert torch.equal(found[near], given[near])
-    assert torch.equal(256 * upper.int() + lower.int(), numbers.int())
+    assert torch.equal(parts, numbers.double())
     too_much = TOO_MUCH if bits == 4 else 0
     assert torch.equal(begins.double(), -too_much * whole.sum(-1))
 
@@ -169,7 +182,7 @@ def test_products_on_every_kind_of_processor(
     x, sums = torch.randn(tokens, inputs).bfloat16(), torch.ones(tokens, BLOCK)
     rows, step = _whole(x, group, bits), row_bytes(inputs, groups)
     of_weight = weight.values.data_ptr(), weight.scales.data_ptr(), groups, group
-    of_x = rows.data_ptr(), rows.data_ptr() + 4 * inputs, step
+    of_x = rows.data_ptr(), rows.data_ptr() + of_groups(inputs), step
     run(0, tokens, *of_weight, *of_x, sums.data_ptr())
     numbers, powers, *_ = _rows(x, group, bits)
     whole = numbers.double().unflatten(1, (groups, group)) * powers[..., None]
@@ -185,14 +198,19 @@ def _whole(x: torch.Tensor, group: int, bits: Bits) -> torch.Tensor:
 
 
 def _rows(x: torch.Tensor, group: int, bits: Bits) -> tuple[torch.Tensor, ...]:
-    """Numbers, powers, what sums begin with, upper and lower bytes."""
+    """Numbers, powers, what sums begin with, and numbers put together of what AMX multiplies."""
     rows, inputs = _whole(x, group, bits), x.shape[1]
     numbers = rows[:, : 2 * inputs].contiguous().view(torch.int16)
-    upper = rows[:, 2 * inputs : 3 * inputs].contiguous().view(torch.int8)
-    lower = rows[:, 3 * inputs : 4 * inputs]
-    rest = rows[:, 4 * inputs :][:, : 8 * (inputs // group)].contiguous()
+    of_tiles = rows[:, 2 * inputs : of_groups(inputs)].contiguous()
+    if bits == 4:
+        both = of_tiles.view(torch.bfloat16).double().unflatten(1, (-1, 2, group))
+        parts = both.sum(2).flatten(1)
+    else:
+        upper, lower = of_tiles[:, :inputs].view(torch.int8), of_tiles[:, inputs : 2 * inputs]
+        parts = 256 * upper.double() + lower.double()
+    rest = rows[:, of_groups(inputs) :][:, : 8 * (inputs // group)].contiguous()
     powers, begins = rest.view(torch.float32), rest.view(torch.int32)
-    return numbers, powers[:, ::2].double(), begins[:, 1::2], upper, lower
+    return numbers, powers[:, ::2].double(), begins[:, 1::2], parts
 
 
 def _exact(weight: QuantisedWeight) -> torch.Tensor:

@@ -193,6 +193,24 @@ def begin_sums(sums, bias, n, size, tokens):  # pragma: no cover
 
 @inner
 @no_type_check
+def write_results(totals, tokens, size, out, outputs, streaming):  # pragma: no cover
+    """Rounds `size` of the sums that each token has in a block, to where it has `outputs`."""
+    for t in range(tokens):
+        result, first = pointer(halves(out + 2 * t * outputs, size)), t * OUTPUTS
+        if streaming:
+            for r in range(0, size, 2 * LANES):
+                stream(load(totals, first + r), load(totals, first + r + LANES), result, r)
+            continue
+        for r in range(0, size, LANES):
+            found = load(totals, first + r)
+            if r + LANES <= size:
+                store(found, result, r)
+            else:
+                store_some(found, result, r, size - r)
+
+
+@inner
+@no_type_check
 def _multiply_blocks(
     worker, workers, tiles, x, weight, width, block_bytes, bias, out, tokens, outputs, inputs
 ):  # fmt: skip  # pragma: no cover
@@ -228,19 +246,8 @@ def _multiply_blocks(
             add_products(
                 0, 0, block, vectors, 2 * inputs, inputs // 2, of_sums, some, following
             )  # fmt: skip
-        for t in range(some):
-            result = pointer(halves(out + 2 * ((part + t) * outputs + n * OUTPUTS), size))
-            if streaming:
-                for r in range(0, size, 2 * LANES):
-                    at = t * OUTPUTS + r
-                    stream(load(totals, at), load(totals, at + LANES), result, r)
-                continue
-            for r in range(0, size, LANES):
-                found = load(totals, t * OUTPUTS + r)
-                if r + LANES <= size:
-                    store(found, result, r)
-                else:
-                    store_some(found, result, r, size - r)
+        results = out + 2 * (part * outputs + n * OUTPUTS)
+        write_results(totals, some, size, results, outputs, streaming)
     if streaming:
         end_streams()
     release_tiles(registers)

@@ -9,6 +9,7 @@ added to what the groups before it gave.
 from collections.abc import Callable, Iterator
 from typing import Any, no_type_check
 
+import torch
 from llvmlite import ir
 from numba.core import types
 from numba.core.cgutils import alloca_once_value, for_range
@@ -44,7 +45,15 @@ SCALES_AHEAD = 2048
 _NIBBLES = 0x000F_000F
 _HALF, _LONG = ir.IntType(16), ir.IntType(64)
 _FLOATS, _INTS = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(INT32, LANES)
-_HALVES, _BYTES = ir.VectorType(_HALF, 2 * LANES), ir.VectorType(ir.IntType(8), 4 * LANES)
+_HALVES = ir.VectorType(_HALF, 2 * LANES)
+_SMALL_NUMBERS = ir.Constant(
+    _HALVES,
+    torch.arange(-TOO_MUCH, TOO_MUCH)
+    .bfloat16()
+    .repeat(LANES // TOO_MUCH)
+    .view(torch.int16)
+    .tolist(),
+)
 
 
 @no_type_check
@@ -77,21 +86,40 @@ def make_group_dot(bits: int) -> Callable[..., Any]:
 def make_group_widen(bits: int, for_tiles: bool) -> Callable[..., Any]:
     """A function `(values, inputs, block)` for compiled code.
 
-    It writes whole groups of so many `inputs` as `int16[inputs / 2, BLOCK, 2]`; or `for_tiles` as
-    `int8[inputs / 4, BLOCK, 4]`, without what weights of 4 bits are too much.
+    It writes whole groups of so many `inputs` as `int16[inputs / 2, BLOCK, 2]`; or `for_tiles`
+    those of 8 bits as `int8[inputs / 4, BLOCK, 4]`, and of 4 bits as `bfloat16[inputs / 2, BLOCK,
+    2]` without what they are too much.
     """
 
     @intrinsic
     def widen(typing_context, values, inputs, block):
         def code(context, builder, signature, args):
             further = FURTHER if bits == 8 else 0  # to widen 4 bits takes longer than to read them
-            group = _Group(builder, bits, args[1], _LONG(WIDEN_AHEAD), further)
-            (group.widen_to_bytes if for_tiles else group.widen)(args[0], args[2])
+            # Beside tiles what comes next is asked for while they are multiplied.
+            ahead = None if for_tiles else _LONG(WIDEN_AHEAD)
+            group = _Group(builder, bits, args[1], ahead, further)
+            if not for_tiles:
+                group.widen(args[0], args[2])
+            elif HAS_TILES:
+                (group.widen_to_bytes if bits == 8 else group.widen_to_bfloat16)(args[0], args[2])
             return context.get_dummy_value()
 
         return types.none(*[types.int64] * 3), code
 
     return widen
+
+
+@intrinsic
+@no_type_check
+def add_group(typing_context, count, found, scales, of_group, step, sums):
+    """Adds what a group gives `count` vectors, `found: float32[count, BLOCK]`; as `add_bytes`."""
+
+    def code(context, builder, signature, args):
+        own = _Group(builder, 4, _LONG(0), _LONG(0), 0)
+        own.add_found(*args)
+        return context.get_dummy_value()
+
+    return types.none(*[types.int64] * 6), code
 
 
 @intrinsic
@@ -143,18 +171,29 @@ class _Group:
             for t, r in places:
                 power = self._load(starts[t], of_group, ir.FloatType(), 4)
                 to = b.add(sums, _LONG(4 * (t * BLOCK + r * LANES)))
-                self._add(b.load(found[t, r]), of_outputs[r], power, to)
+                whole = b.sitofp(b.load(found[t, r]), _FLOATS)
+                self._add(whole, of_outputs[r], power, to)
 
     def add_bytes(self, count, upper, lower, scales, of_group, step, sums):
+        b = self.builder
+        for at, scale, power in self._results(count, scales, of_group, step):
+            high, low = (self._load(part, at, _INTS, 4) for part in (upper, lower))
+            whole = b.add(b.shl(high, all_lanes(8, _INTS)), low)
+            self._add(b.sitofp(whole, _FLOATS), scale, power, b.add(sums, at))
+
+    def add_found(self, count, found, scales, of_group, step, sums):
+        for at, scale, power in self._results(count, scales, of_group, step):
+            whole = self._load(found, at, _FLOATS, 4)
+            self._add(whole, scale, power, self.builder.add(sums, at))
+
+    def _results(self, count, scales, of_group, step) -> Iterator[tuple[Any, Any, Any]]:
+        """Of each vector and register of outputs: its place, their scales, the vector's power."""
         b, of_outputs = self.builder, self._scales(scales)
         with for_range(b, count) as loop:
             power = b.add(of_group, b.mul(step, loop.index))
             power = self._load(power, _LONG(0), ir.FloatType(), 4)
             for r, scale in enumerate(of_outputs):
-                at = b.add(self._times(loop.index, 4 * BLOCK), _LONG(4 * LANES * r))
-                high, low = (self._load(part, at, _INTS, 4) for part in (upper, lower))
-                whole = b.add(b.shl(high, all_lanes(8, _INTS)), low)
-                self._add(whole, scale, power, b.add(sums, at))
+                yield b.add(self._times(loop.index, 4 * BLOCK), _LONG(4 * LANES * r)), scale, power
 
     def _scales(self, address):
         """Of all outputs, in registers."""
@@ -167,7 +206,7 @@ class _Group:
         """A whole sum times its scale, to the floats at an address."""
         b = self.builder
         scale = b.fmul(scale, in_each_lane(b, power))
-        args = [b.sitofp(whole, _FLOATS), scale, self._load(to, _LONG(0), _FLOATS, 4)]
+        args = [whole, scale, self._load(to, _LONG(0), _FLOATS, 4)]
         total = call(b, f"llvm.fma.v{LANES}f32", _FLOATS, args)
         b.store(total, b.inttoptr(to, _FLOATS.as_pointer()), align=4)
 
@@ -179,34 +218,24 @@ class _Group:
                 self._store(pairs, block, row, r)
 
     def widen_to_bytes(self, values, block):
-        b, quads = self.builder, max(1, self.pairs // 2)  # that are made at once
-        with for_range(b, b.udiv(self.group, _LONG(4 * quads))) as turn:
-            for k, r, words in self._quads(values, turn.index):
-                self._store(words, block, b.add(self._times(turn.index, quads), _LONG(k)), r)
-
-    def _quads(self, values, turn) -> Iterator[tuple[int, int, Any]]:
-        """Which of a turn's four inputs, which outputs, and their weights as bytes."""
+        """Of 8 bits."""
         b = self.builder
-        if self.bits == 8:
-            rows = [b.add(self._times(turn, 2), _LONG(half)) for half in range(2)]
+        with for_range(b, b.udiv(self.group, _LONG(4))) as turn:
+            rows = [b.add(self._times(turn.index, 2), _LONG(half)) for half in range(2)]
             made = [self._words(values, row, widened=False) for row in rows]
             for (_, r, first), (_, _, second) in zip(*made, strict=True):
-                yield 0, r, b.or_(first, b.shl(second, all_lanes(16, _INTS)))
-        else:
-            pairs = {(k, r): words for k, r, words in self._words(values, turn)}
-            for (k, r), first in pairs.items():
-                if k % 2 == 0:
-                    yield k // 2, r, self._in_bytes(first, pairs[k + 1, r])
+                quads = b.or_(first, b.shl(second, all_lanes(16, _INTS)))
+                self._store(quads, block, turn.index, r)
 
-    def _in_bytes(self, first, second):
-        """Four numbers below 16 of two pairs of 16 bits, less what they are too much."""
+    def widen_to_bfloat16(self, values, block):
+        """Of 4 bits, each of which says which of a table's 16 numbers it is."""
         b = self.builder
-        low = b.or_(first, b.lshr(first, all_lanes(8, _INTS)))
-        high = b.or_(b.shl(second, all_lanes(16, _INTS)), b.shl(second, all_lanes(8, _INTS)))
-        low = b.and_(low, all_lanes(0xFFFF, _INTS))
-        both = b.or_(low, b.and_(high, all_lanes(-0x10000, _INTS)))
-        much = ir.Constant(_BYTES, [TOO_MUCH] * 4 * LANES)
-        return b.bitcast(b.sub(b.bitcast(both, _BYTES), much), _INTS)
+        with for_range(b, b.udiv(self.group, _LONG(2 * self.pairs))) as turn:
+            for k, r, pairs in self._words(values, turn.index):
+                args = [_SMALL_NUMBERS, b.bitcast(pairs, _HALVES)]
+                found = call(b, "llvm.x86.avx512.permvar.hi.512", _HALVES, args)
+                row = b.add(self._times(turn.index, self.pairs), _LONG(k))
+                self._store(b.bitcast(found, _INTS), block, row, r)
 
     def _step(self, values, turn, vectors, sums):
         """Adds products of what is loaded at once."""
@@ -223,7 +252,7 @@ class _Group:
         Those of 8 bits stand side by side in the lower half if they aren't `widened`.
         """
         b = self.builder
-        if self.bits != 16:  # those come from memory
+        if self.bits != 16 and self.ahead is not None:  # those of 16 don't come from memory
             size = 2 * self.pairs * BLOCK * self.bits // 8
             for line in range(0, size, LINE):
                 place = b.add(b.add(values, self.ahead), self._times(turn, size))

@@ -11,21 +11,25 @@ import numba
 import numpy as np
 import torch
 from jaxtyping import BFloat16, UInt8
+from numba.extending import register_jitable
 from torch import Tensor
 
 from hybridrt.kernels.blocked_matrices import BLOCK
-from hybridrt.kernels.cpu.bfloat16 import halves, narrow
 from hybridrt.kernels.cpu.jit import FEW as FEW_NUMBERS
-from hybridrt.kernels.cpu.jit import apart, calls, inner_exact, kernel, parallel_kernel
-from hybridrt.kernels.cpu.packed_dot import MOST_VECTORS
+from hybridrt.kernels.cpu.jit import apart, calls, inner, inner_exact, kernel, parallel_kernel
+from hybridrt.kernels.cpu.packed_dot import LINE, MOST_VECTORS
+from hybridrt.kernels.cpu.packed_linear import write_results
 from hybridrt.kernels.cpu.quantised_dot import (
     AHEAD,
     add_bytes,
+    add_group,
     make_group_dot,
     make_group_widen,
 )
+from hybridrt.kernels.cpu.streams import end_streams, streams
 from hybridrt.kernels.cpu.tile_registers import (
     ROWS,
+    dot_both,
     dot_signed,
     dot_unsigned,
     hold,
@@ -33,18 +37,21 @@ from hybridrt.kernels.cpu.tile_registers import (
     release_tiles,
     take_tiles,
 )
-from hybridrt.kernels.cpu.vectors import aligned
+from hybridrt.kernels.cpu.vectors import aligned, pointer
 from hybridrt.kernels.cpu.whole_inputs import make_whole, of_groups, row_bytes
 
 FEW = 2 * MOST_VECTORS  # tokens for which weights are widened again with every turn of them
-FEWEST_BY_TILES = 10  # fewer take less time in two turns, without the sums of two products
+FEWEST_BYTES, FEWEST_PAIRS = 10, 8
+"""Tokens that AMX multiplies with weights of 8 bits, and of 4: fewer take less time in one turn or
+two, without sums that are put down."""
+
 TOKENS = 128  # at a time: their sums stay in the second cache
 TOGETHER = 128  # inputs that are widened at once
 WIDENED = TOGETHER // 2 * BLOCK  # pairs that they are, of all outputs: 16 KiB
 
 _dot_8, _dot_4, _dot_wide = make_group_dot(8), make_group_dot(4), make_group_dot(16)
 _widen_8, _widen_4 = make_group_widen(8, False), make_group_widen(4, False)
-_to_bytes_8, _to_bytes_4 = make_group_widen(8, True), make_group_widen(4, True)
+_to_bytes_8, _to_bfloat16_4 = make_group_widen(8, True), make_group_widen(4, True)
 
 
 def quantised_linear(
@@ -59,12 +66,13 @@ def quantised_linear(
     x, out = x.contiguous(), torch.empty(tokens, outputs, dtype=x.dtype)
     if not tokens:
         return out
-    tiles = multiplies_tiles() and tokens >= FEWEST_BY_TILES
+    tiles = multiplies_tiles() and takes_tiles(bits, tokens)
     rows = torch.empty(tokens, row_bytes(inputs, groups), dtype=torch.uint8)
     of_inputs = x.data_ptr(), rows.data_ptr(), tokens, inputs, inputs // groups, bits, tiles
     (_make_all_whole if tokens * inputs > FEW_NUMBERS else _make_some_whole)(*of_inputs)
     places = rows.data_ptr(), values.data_ptr(), scales.data_ptr(), out.data_ptr()
-    _multiply(tiles, *places, tokens, outputs, inputs, groups, bits)
+    sizes = tokens, outputs, inputs, groups, bits
+    _multiply(numba.get_num_threads(), tiles, *places, *sizes)
     return out
 
 
@@ -105,29 +113,68 @@ def _in_turns(ahead, bits, values, scales, some, g, rows, totals, tokens, inputs
         first = end
 
 
+@register_jitable
+@no_type_check
+def takes_tiles(bits, tokens):
+    """Whether AMX, if there is AMX, multiplies so many tokens."""
+    return tokens >= (FEWEST_BYTES if bits == 8 else FEWEST_PAIRS)
+
+
 @inner_exact
 @no_type_check
-def _add_by_tiles(
-    tiles, block, group, groups, scales, g, rows, totals, tokens, inputs, all_groups, room
+def _add_by_bytes(
+    tiles, block, group, groups, scales, g, rows, totals, tokens, inputs, all_groups, room, ahead
 ):  # fmt: skip  # pragma: no cover
-    """Adds products of groups that were made bytes: of all those from the g-th on.
+    """Adds products of groups of 8 bits that were made bytes: of all those from the g-th on.
 
     `room` is for the sums of a register of tokens, with their upper bytes and with the lower ones.
+    From `ahead` on as many weights begin to be read.
     """
     step, quads, row = row_bytes(inputs, all_groups), group // 4, 4 * BLOCK
     steps, upper, lower = max(1, quads // ROWS), room, room + 4 * ROWS * BLOCK
+    products = 2 * steps * groups * ((tokens + ROWS - 1) // ROWS)
+    lines = (BLOCK * group * groups // LINE + products - 1) // products
     for begin in range(0, tokens, ROWS):
         some = min(ROWS, tokens - begin)
         hold(tiles, some, min(ROWS, quads))
         own = rows + step * begin
         for i in range(groups):
             part, given = block + BLOCK * group * i, own + 2 * inputs + (g + i) * group
-            dot_signed(True, part, row, row // 2, given, step, steps, upper, 0, 0, 0)
-            given += inputs
-            dot_unsigned(True, part, row, row // 2, given, step, steps, lower, 0, 0, 0)
+            dot_signed(True, part, row, row // 2, given, step, steps, upper, ahead, 0, lines)
+            given, ahead = given + inputs, ahead + LINE * lines * steps
+            dot_unsigned(True, part, row, row // 2, given, step, steps, lower, ahead, 0, lines)
+            ahead += LINE * lines * steps
             of_group = own + of_groups(inputs) + 8 * (g + i)
             of_scales, to = scales + 2 * BLOCK * i, totals + 4 * BLOCK * begin
             add_bytes(some, upper, lower, of_scales, of_group, step, to)
+
+
+@inner_exact
+@no_type_check
+def _add_by_pairs(
+    tiles, block, group, groups, scales, g, rows, totals, tokens, inputs, all_groups, room, ahead
+):  # fmt: skip  # pragma: no cover
+    """The same of groups of 4 bits that were made bfloat16.
+
+    A group's sum has at most 24 bits, as float32 has: it is exact, whatever is added first. While
+    it is put down the next group's is made.
+    """
+    step, row = row_bytes(inputs, all_groups), 4 * BLOCK
+    products = groups * ((tokens + ROWS - 1) // ROWS)
+    lines = (BLOCK * group * groups // 2 // LINE + products - 1) // products
+    for begin in range(0, tokens, ROWS):
+        some = min(ROWS, tokens - begin)
+        hold(tiles, some, group // 2)
+        own, to = rows + step * begin, totals + 4 * BLOCK * begin
+        for i in range(groups + 1):
+            sums, others = room + row * ROWS * (i % 2), room + row * ROWS * ((i + 1) % 2)
+            if i < groups:
+                part, given = block + 2 * BLOCK * group * i, own + 2 * inputs + 4 * (g + i) * group
+                dot_both(True, part, row, row // 2, given, step, 1, sums, ahead, 0, lines)
+                ahead += LINE * lines
+            if i > 0:
+                of_group = own + of_groups(inputs) + 8 * (g + i - 1)
+                add_group(some, others, scales + 2 * BLOCK * (i - 1), of_group, step, to)
 
 
 @apart
@@ -143,7 +190,7 @@ def add_quantised(
     address.
     """
     group = inputs // groups
-    by_tiles, of_group = tiles != 0 and tokens >= FEWEST_BY_TILES, group * BLOCK * bits // 8
+    by_tiles, of_group = tiles != 0 and takes_tiles(bits, tokens), group * BLOCK * bits // 8
     many = by_tiles or tokens > FEW
     room = aligned(2 * ROWS * BLOCK if by_tiles else 0)
     # The last groups begin to read another block than that behind them.
@@ -156,14 +203,19 @@ def add_quantised(
         if many:
             some = min(TOGETHER // group, some)
             if by_tiles:
+                after = own + of_group * some if g + some < groups else following
                 if bits == 8:
                     _to_bytes_8(own, some * group, block)
+                    _add_by_bytes(
+                        tiles, block, group, some, own_scales, g, rows, totals, tokens, inputs,
+                        groups, room.ctypes.data, after
+                    )  # fmt: skip
                 else:
-                    _to_bytes_4(own, some * group, block)
-                _add_by_tiles(
-                    tiles, block, group, some, own_scales, g, rows, totals, tokens, inputs, groups,
-                    room.ctypes.data
-                )  # fmt: skip
+                    _to_bfloat16_4(own, some * group, block)
+                    _add_by_pairs(
+                        tiles, block, group, some, own_scales, g, rows, totals, tokens, inputs,
+                        groups, room.ctypes.data, after
+                    )  # fmt: skip
                 g += some
                 continue
             if bits == 8:
@@ -182,30 +234,41 @@ def add_quantised(
         g += some
 
 
+@inner
+@no_type_check
+def _multiply_blocks(
+    worker, workers, tiles, rows, values, scales, out, tokens, outputs, inputs, groups, bits
+):  # fmt: skip  # pragma: no cover
+    """A worker's share of the outputs of all tokens: blocks that are neighbours."""
+    blocks, of_block = (outputs + BLOCK - 1) // BLOCK, inputs * BLOCK * bits // 8
+    registers, lots = take_tiles(tiles), (tokens + TOKENS - 1) // TOKENS
+    room = aligned(WIDENED if registers != 0 or tokens > FEW else 0).view(np.uint32)
+    sums = aligned(min(tokens, TOKENS) * BLOCK)
+    streaming = streams(tokens, out, 2 * outputs)
+    for n in range(blocks * worker // workers, blocks * (worker + 1) // workers):
+        own, of_scales = values + n * of_block, scales + n * (2 * BLOCK * groups)
+        for lot in range(lots):
+            first, end = tokens * lot // lots, tokens * (lot + 1) // lots
+            sums[:] = 0
+            add_quantised(
+                registers, bits, own, of_scales, room.ctypes.data,
+                rows + first * row_bytes(inputs, groups), sums.ctypes.data, end - first, inputs,
+                groups, own + of_block
+            )  # fmt: skip
+            size, results = min(BLOCK, outputs - n * BLOCK), out + 2 * (first * outputs + n * BLOCK)
+            write_results(pointer(sums), end - first, size, results, outputs, streaming)
+    if streaming:
+        end_streams()
+    release_tiles(registers)
+
+
 @parallel_kernel
 @calls(add_quantised)
 @no_type_check
-def _multiply(tiles, rows, values, scales, out, tokens, outputs, inputs, groups, bits):
+def _multiply(threads, tiles, rows, values, scales, out, tokens, outputs, inputs, groups, bits):
     # pragma: no cover
-    for n in numba.prange((outputs + BLOCK - 1) // BLOCK):
-        of_block = inputs * BLOCK * bits // 8
-        own = values + np.int64(n) * of_block
-        scale = scales + np.int64(n) * (2 * BLOCK * groups)
-        registers = take_tiles(tiles)
-        block = aligned(WIDENED if registers != 0 or tokens > FEW else 0).view(np.uint32)
-        totals = aligned(min(tokens, TOKENS) * BLOCK)
-        lots = (tokens + TOKENS - 1) // TOKENS
-        for lot in range(lots):
-            first, end = tokens * lot // lots, tokens * (lot + 1) // lots
-            totals[:] = 0
-            add_quantised(
-                registers, bits, own, scale, block.ctypes.data,
-                rows + first * row_bytes(inputs, groups), totals.ctypes.data, end - first, inputs,
-                groups, own + of_block
-            )  # fmt: skip
-            size = min(BLOCK, outputs - n * BLOCK)
-            for t in range(end - first):
-                result = halves(out + 2 * ((first + t) * outputs + n * BLOCK), size)
-                for i in range(size):
-                    result[i] = narrow(totals[t * BLOCK + i])
-        release_tiles(registers)
+    for worker in numba.prange(threads):
+        _multiply_blocks(
+            np.int64(worker), threads, tiles, rows, values, scales, out, tokens, outputs, inputs,
+            groups, bits
+        )  # fmt: skip

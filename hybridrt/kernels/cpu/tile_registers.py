@@ -105,9 +105,10 @@ def _release_tiles(typing_context):
 
 
 @no_type_check
-def _make_dot(instruction):
+def _make_dot(instruction, parts=1):
     """Multiplies a register of vectors with `OUTPUTS`, and adds to `sums`, or writes them `anew`.
 
+    Of vectors that are sums of `parts`, each step of one part lies behind that of the part before.
     Weights of a pair of inputs are `row_bytes` from those of the next, and those of the second half
     of the outputs `half_bytes` from those of the first. With every step it reads so many `rows` of
     weights that lie `ahead`, or has so many `lines` read later.
@@ -120,7 +121,7 @@ def _make_dot(instruction):
     ):  # fmt: skip
         def code(context, builder, signature, args):
             if HAS_TILES:
-                _write_dot(builder, instruction, *args)
+                _write_dot(builder, instruction, parts, *args)
             return context.get_dummy_value()
 
         return types.none(types.boolean, *[types.int64] * 10), code
@@ -132,11 +133,13 @@ dot = _make_dot("tdpbf16ps")
 dot_signed, dot_unsigned = _make_dot("tdpbssd"), _make_dot("tdpbusd")
 """Of bytes, four side by side in place of a pair, with signed ones; their sums have 32 bits."""
 
+dot_both = _make_dot("tdpbf16ps", parts=2)
+
 
 @no_type_check
 def _write_dot(
-    b, instruction, anew, weights, row_bytes, half_bytes, vectors, vector_bytes, steps, sums, ahead,
-    rows, lines
+    b, instruction, parts, anew, weights, row_bytes, half_bytes, vectors, vector_bytes, steps, sums,
+    ahead, rows, lines
 ):  # fmt: skip
     def at(base, *offsets):
         for offset in offsets:
@@ -145,7 +148,7 @@ def _write_dot(
 
     outputs = range(OUTPUTS // ROWS)
     totals = [(register(_SUMS[r]), at(sums, _LONG(4 * ROWS * r))) for r in outputs]
-    own_bytes, held = b.mul(row_bytes, _LONG(ROWS)), register(_VECTORS[0])
+    own_bytes, held = b.mul(row_bytes, _LONG(ROWS)), [register(_VECTORS[p]) for p in range(parts)]
     with in_registers(b, anew, totals, SUM_BYTES), for_range(b, steps) as loop:
         with for_range(b, rows) as read:
             number = b.add(b.mul(loop.index, rows), read.index)
@@ -155,15 +158,17 @@ def _write_dot(
         with for_range(b, lines) as read:
             number = b.add(b.mul(loop.index, lines), read.index)
             begin_to_read(b, b.add(ahead, b.mul(number, _LONG(64))), 2)
-        given = at(vectors, b.mul(loop.index, _LONG(4 * ROWS)))
-        amx(b, "tileloadd64", held, given, vector_bytes)
+        given = b.mul(loop.index, _LONG(4 * ROWS * parts))
+        for part, tile in enumerate(held):
+            amx(b, "tileloadd64", tile, at(vectors, given, _LONG(4 * ROWS * part)), vector_bytes)
         own = b.mul(loop.index, own_bytes)
         for r, (total, _) in zip(outputs, totals, strict=True):
             weight = register(_WEIGHTS[r % 2])
             half = b.mul(half_bytes, _LONG(r // 2))
             place = at(weights, own, half, _LONG(4 * ROWS * (r % 2)))
             amx(b, "tileloadd64", weight, place, row_bytes)
-            amx(b, instruction, total, held, weight)
+            for tile in held:
+                amx(b, instruction, total, tile, weight)
 
 
 @no_type_check

@@ -5,8 +5,9 @@ bits. bfloat16 has 8, so that inputs down to 1/128 of the largest are as they we
 are off by 2^-15 of it. Sums of their products with whole weights are exact, in whatever order: a
 vector gives the same bits beside others, on any processor.
 
-A vector is a row of `row_bytes`: its numbers, then the upper and the lower bytes of all of them,
-for AMX; then for each group that power of two, and what its sum begins with.
+A vector is a row of `row_bytes`: its numbers; then for AMX, beside weights of 8 bits, the upper and
+the lower bytes of all of them, and beside those of 4, for each group, 256 times the upper ones and
+the lower ones, as bfloat16; then for each group that power of two, and what its sum begins with.
 """
 
 from typing import no_type_check
@@ -14,8 +15,8 @@ from typing import no_type_check
 import numpy as np
 from numba.extending import register_jitable
 
-from hybridrt.kernels.cpu.bfloat16 import halves, singles, widen
-from hybridrt.kernels.cpu.jit import inline, inner_fast
+from hybridrt.kernels.cpu.bfloat16 import halves, narrow, singles, widen
+from hybridrt.kernels.cpu.jit import inner_fast
 
 TOO_MUCH = 8
 """What a weight of 4 bits is more than it should be, as it is stored."""
@@ -29,14 +30,14 @@ _LEAST = 127 - 112  # exponent, as bfloat16 has it, whose power of two still has
 @no_type_check
 def row_bytes(inputs, groups):
     """Of a vector."""
-    return (4 * inputs + 8 * groups + _LINE - 1) // _LINE * _LINE
+    return (6 * inputs + 8 * groups + _LINE - 1) // _LINE * _LINE
 
 
-@inline
+@register_jitable
 @no_type_check
 def of_groups(inputs):
     """Bytes in front of what a row has of its groups."""
-    return 4 * inputs
+    return 6 * inputs
 
 
 @inner_fast
@@ -47,6 +48,7 @@ def make_whole(x, row, inputs, group, bits, for_tiles):  # pragma: no cover  (co
     numbers = halves(row, inputs).view(np.int16)
     upper = halves(row + 2 * inputs, inputs // 2).view(np.int8)
     lower = halves(row + 3 * inputs, inputs // 2).view(np.uint8)
+    both = halves(row + 2 * inputs, 2 * inputs)
     powers = singles(row + of_groups(inputs), 2 * groups)
     begins = powers.view(np.int32)
     for g in range(groups):
@@ -62,7 +64,11 @@ def make_whole(x, row, inputs, group, bits, for_tiles):  # pragma: no cover  (co
             number = np.int32(value + (np.float32(0.5) if value >= 0 else np.float32(-0.5)))
             numbers[own + i] = number
             total += number
-        if for_tiles:
+        if for_tiles and bits == 4:
+            for i in range(group):
+                both[2 * own + i] = narrow(np.float32(numbers[own + i] & ~255))
+                both[2 * own + group + i] = narrow(np.float32(numbers[own + i] & 255))
+        elif for_tiles:
             for i in range(group):
                 upper[own + i] = numbers[own + i] >> 8
                 lower[own + i] = numbers[own + i] & 255
