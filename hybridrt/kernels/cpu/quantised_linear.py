@@ -156,8 +156,7 @@ def _add_by_pairs(
 ):  # fmt: skip  # pragma: no cover
     """The same of groups of 4 bits that were made bfloat16.
 
-    A group's sum has at most 24 bits, as float32 has: it is exact, whatever is added first. While
-    it is put down the next group's is made.
+    A group's sum has at most 24 bits, as float32 has: it is exact, whatever is added first.
     """
     step, row = row_bytes(inputs, all_groups), 4 * BLOCK
     products = groups * ((tokens + ROWS - 1) // ROWS)
@@ -165,16 +164,14 @@ def _add_by_pairs(
     for begin in range(0, tokens, ROWS):
         some = min(ROWS, tokens - begin)
         hold(tiles, some, group // 2)
-        own, to = rows + step * begin, totals + 4 * BLOCK * begin
-        for i in range(groups + 1):
-            sums, others = room + row * ROWS * (i % 2), room + row * ROWS * ((i + 1) % 2)
-            if i < groups:
-                part, given = block + 2 * BLOCK * group * i, own + 2 * inputs + 4 * (g + i) * group
-                dot_both(True, part, row, row // 2, given, step, 1, sums, ahead, 0, lines)
-                ahead += LINE * lines
-            if i > 0:
-                of_group = own + of_groups(inputs) + 8 * (g + i - 1)
-                add_group(some, others, scales + 2 * BLOCK * (i - 1), of_group, step, to)
+        own = rows + step * begin
+        for i in range(groups):
+            part, given = block + 2 * BLOCK * group * i, own + 2 * inputs + 4 * (g + i) * group
+            dot_both(True, part, row, row // 2, given, step, 1, room, ahead, 0, lines)
+            ahead += LINE * lines
+            of_group = own + of_groups(inputs) + 8 * (g + i)
+            of_scales, to = scales + 2 * BLOCK * i, totals + 4 * BLOCK * begin
+            add_group(some, room, of_scales, of_group, step, to)
 
 
 @apart
