@@ -19,6 +19,7 @@ from hybridrt.kernels.cpu.packed_linear import (
     share_of,
 )
 from hybridrt.kernels.cpu.streams import FEWEST_BYTES, MOST_TOKENS, streams
+from hybridrt.kernels.cpu.tile_registers import HAS_TILES
 from hybridrt.kernels.cpu.vectors import HAS_REGISTERS, MULTIPLIES_PAIRS
 from hybridrt.kernels.linear import FEWEST_SINGLES, BlockedWeight, find_blocks, pack_weight
 from hybridrt.layers.linear import Linear
@@ -79,7 +80,8 @@ def can_stream(tokens: int, out: int, step: int) -> bool:
 
 def test_whole_lines_of_some_tokens_are_streamed() -> None:
     """One result after another, and what isn't lines of memory, is written as ever."""
-    assert can_stream(2, 128, FEWEST_BYTES) and can_stream(MOST_TOKENS - 1, 0, 64 * 1001)
+    assert can_stream(2, 128, FEWEST_BYTES) == HAS_TILES
+    assert can_stream(MOST_TOKENS - 1, 0, 64 * 1001) == HAS_TILES
     assert not any(can_stream(tokens, 128, FEWEST_BYTES) for tokens in (1, MOST_TOKENS))
     assert not can_stream(32, 128, FEWEST_BYTES - 64)
     assert not can_stream(32, 96, FEWEST_BYTES) and not can_stream(32, 128, FEWEST_BYTES + 2)

@@ -99,7 +99,7 @@ def test_a_token_is_as_alone_in_any_company(
     weight = quantise_weight(torch.randn(70, 256).bfloat16(), bits)
     x = torch.randn(TOKENS + 1, 256).bfloat16()
     alone = torch.cat([quantised_linear(row[None], weight, None) for row in x])
-    fewest = quantised.FEWEST_PAIRS, quantised.FEWEST_BYTES
+    fewest = quantised.FEWEST_BY_PAIRS, quantised.FEWEST_BY_BYTES
     for count in (2, 3, 7, *fewest, FEW, FEW + 1, TOKENS + 1):
         together = quantised_linear(x[:count], weight, None)
         assert torch.equal(together, alone[:count])

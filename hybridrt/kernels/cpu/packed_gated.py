@@ -128,7 +128,7 @@ def _gate_blocks(
     gates = aligned(most * count * OUTPUTS).reshape((most, count * OUTPUTS))
     values, rounded = aligned(count * OUTPUTS), np.empty(2 * LANES, np.uint16)
     registers, anew = take_tiles(tiles), np.int64(tiles and bias == 0)
-    streaming = tiles and streams(tokens, out, outputs)
+    streaming = streams(tokens, out, outputs)
     for token in range(0, tokens, count):
         some = min(count, tokens - token)
         for first in range(begin, end, most):

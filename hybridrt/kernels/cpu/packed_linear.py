@@ -225,7 +225,7 @@ def _multiply_blocks(
     totals, of_sums, registers = pointer(sums), sums.ctypes.data, take_tiles(tiles)
     jobs = (outputs + OUTPUTS - 1) // OUTPUTS
     begin, end = jobs * worker // workers, jobs * (worker + 1) // workers
-    streaming = tiles and streams(tokens, out, 2 * outputs)
+    streaming = streams(tokens, out, 2 * outputs)
     for job in range((end - begin) * parts):
         part, n = job // (end - begin) * most, begin + job % (end - begin)
         some = min(most, tokens - part)

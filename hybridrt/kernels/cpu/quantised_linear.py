@@ -41,7 +41,7 @@ from hybridrt.kernels.cpu.vectors import aligned, pointer
 from hybridrt.kernels.cpu.whole_inputs import make_whole, of_groups, row_bytes
 
 FEW = 2 * MOST_VECTORS  # tokens for which weights are widened again with every turn of them
-FEWEST_BYTES, FEWEST_PAIRS = 10, 8
+FEWEST_BY_BYTES, FEWEST_BY_PAIRS = 10, 8
 """Tokens that AMX multiplies with weights of 8 bits, and of 4: fewer take less time in one turn or
 two, without sums that are put down."""
 
@@ -117,7 +117,7 @@ def _in_turns(ahead, bits, values, scales, some, g, rows, totals, tokens, inputs
 @no_type_check
 def takes_tiles(bits, tokens):
     """Whether AMX, if there is AMX, multiplies so many tokens."""
-    return tokens >= (FEWEST_BYTES if bits == 8 else FEWEST_PAIRS)
+    return tokens >= (FEWEST_BY_BYTES if bits == 8 else FEWEST_BY_PAIRS)
 
 
 @inner_exact

@@ -13,6 +13,7 @@ from numba.extending import intrinsic
 
 from hybridrt.kernels.cpu.jit import inner
 from hybridrt.kernels.cpu.packed_dot import LINE
+from hybridrt.kernels.cpu.tile_registers import HAS_TILES
 from hybridrt.kernels.cpu.vectors import (
     FLOATS,
     HAS_REGISTERS,
@@ -32,8 +33,12 @@ MOST_TOKENS = 192
 @inner
 @no_type_check
 def streams(tokens, out, step):  # pragma: no cover  (compiled)
-    """Whether results should be written so: whole lines at `out`, `step` bytes apart."""
-    return 1 < tokens < MOST_TOKENS and step >= FEWEST_BYTES and (out | step) % LINE == 0
+    """Whether results should be written so: whole lines at `out`, `step` bytes apart.
+
+    Only where that was measured: on processors with AMX.
+    """
+    wide = step >= FEWEST_BYTES and (out | step) % LINE == 0
+    return HAS_TILES and wide and 1 < tokens < MOST_TOKENS
 
 
 @intrinsic

@@ -134,6 +134,7 @@ dot_signed, dot_unsigned = _make_dot("tdpbssd"), _make_dot("tdpbusd")
 """Of bytes, four side by side in place of a pair, with signed ones; their sums have 32 bits."""
 
 dot_both = _make_dot("tdpbf16ps", parts=2)
+"""Of pairs, with vectors that are sums of two."""
 
 
 @no_type_check
