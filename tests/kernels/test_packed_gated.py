@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from hybridrt.kernels.cpu import packed_gated as kernel
 from hybridrt.kernels.cpu.packed_linear import AT_ONCE
+from hybridrt.kernels.cpu.streams import FEWEST_BYTES
 from hybridrt.kernels.cpu.vectors import HAS_REGISTERS
 from hybridrt.kernels.gated import gated
 from hybridrt.kernels.linear import gated_linear
@@ -40,6 +41,14 @@ def test_is_the_gated_product_bit_for_bit(tokens: int, pairs: int, inner: int, b
     x = torch.randn(tokens, 2 * pairs).bfloat16()
     found = gated_linear(x, layer.held, layer.bias, "silu")
     assert torch.equal(found, gated(layer(x), "silu"))
+
+
+def test_values_that_are_streamed_are_those_of_each_alone() -> None:
+    """One token's never are, neither by this kernel nor by the product before a gate."""
+    layer = make_layer(96, FEWEST_BYTES // 2, bias=True)
+    x = torch.randn(40, 96).bfloat16()
+    alone = torch.cat([gated(layer(row[None]), "silu") for row in x])
+    assert torch.equal(gated_linear(x, layer.held, layer.bias, "silu"), alone)
 
 
 @pytest.mark.parametrize("tokens", [kernel.FEWEST, kernel.MOST])

@@ -66,7 +66,7 @@ def quantised_linear(
     x, out = x.contiguous(), torch.empty(tokens, outputs, dtype=x.dtype)
     if not tokens:
         return out
-    tiles = multiplies_tiles() and takes_tiles(bits, tokens)
+    tiles = multiplies_tiles() and enough_for_tiles(bits, tokens)
     rows = torch.empty(tokens, row_bytes(inputs, groups), dtype=torch.uint8)
     of_inputs = x.data_ptr(), rows.data_ptr(), tokens, inputs, inputs // groups, bits, tiles
     (_make_all_whole if tokens * inputs > FEW_NUMBERS else _make_some_whole)(*of_inputs)
@@ -115,8 +115,8 @@ def _in_turns(ahead, bits, values, scales, some, g, rows, totals, tokens, inputs
 
 @register_jitable
 @no_type_check
-def takes_tiles(bits, tokens):
-    """Whether AMX, if there is AMX, multiplies so many tokens."""
+def enough_for_tiles(bits, tokens):
+    """Whether AMX, if there is AMX, takes less time for so many tokens than vectors do."""
     return tokens >= (FEWEST_BY_BYTES if bits == 8 else FEWEST_BY_PAIRS)
 
 
@@ -187,7 +187,7 @@ def add_quantised(
     address.
     """
     group = inputs // groups
-    by_tiles, of_group = tiles != 0 and takes_tiles(bits, tokens), group * BLOCK * bits // 8
+    by_tiles, of_group = tiles != 0 and enough_for_tiles(bits, tokens), group * BLOCK * bits // 8
     many = by_tiles or tokens > FEW
     room = aligned(2 * ROWS * BLOCK if by_tiles else 0)
     # The last groups begin to read another block than that behind them.
