@@ -106,6 +106,19 @@ def test_a_token_is_as_alone_in_any_company(
 
 
 @pytest.mark.parametrize("bits", BITS)
+def test_the_largest_sums_of_a_group_are_exact_too(bits: Bits) -> None:
+    """Each weight the furthest from 0 that there is, each input all bits, but for some odd ones."""
+    weight = quantise_weight(torch.full((70, 256), 0.75).bfloat16(), bits)
+    x = torch.full((16, 256), 255 / 128)
+    x[torch.arange(16), 7 * torch.arange(16)] = 3 * 2.0**-14
+    x = x.bfloat16()
+    alone = torch.cat([quantised_linear(row[None], weight, None) for row in x])
+    assert torch.equal(quantised_linear(x, weight, None), alone)
+    exact = x.double() @ weight.dequantised().double().T
+    assert torch.equal(alone, exact.bfloat16())
+
+
+@pytest.mark.parametrize("bits", BITS)
 def test_results_that_are_streamed_are_the_same(bits: Bits) -> None:
     torch.manual_seed(5)
     outputs = FEWEST_BYTES // 2 + 32
