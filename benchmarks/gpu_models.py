@@ -73,7 +73,11 @@ def random_transformers(model_type: str) -> Any:
 
 @contextmanager
 def _drawn_weights() -> Iterator[None]:
-    """In place of a checkpoint's. Only norms are of ones, as in a model before training."""
+    """In place of a checkpoint's. Norms are of ones, as in a model before training.
+
+    Routers' biases are zeros, as training makes them so that no expert is busier than others;
+    random ones would send all tokens to the same few.
+    """
 
     def draw(model: nn.Module, *_: Any, device: torch.device, **__: Any) -> None:
         weights._materialise(model, device)
@@ -83,6 +87,8 @@ def _drawn_weights() -> Iterator[None]:
                     parameter.normal_(0, 0.02)
                 elif "norm" in name:
                     parameter.fill_(1)
+                elif name.endswith("e_score_correction_bias"):
+                    parameter.zero_()
                 else:
                     parameter.uniform_(0, 1)
         model.requires_grad_(False)

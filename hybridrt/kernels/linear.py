@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hybridrt.kernels import odd_linear
 from hybridrt.kernels.backend import has_numba, numba_takes, triton_takes
 from hybridrt.kernels.blocked_matrices import BLOCK, BlockedMatrices
 from hybridrt.kernels.gated import gated
@@ -141,6 +142,8 @@ def linear(
             return one_row.one_row_linear(x, weight, bias)
         if few_rows.takes(x, weight):
             return few_rows.few_rows_linear(x, weight, bias)
+        if odd_linear.takes(x, weight):
+            return odd_linear.odd_linear(x, weight, bias)
     return F.linear(x, weight, bias)
 
 

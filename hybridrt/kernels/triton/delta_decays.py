@@ -7,8 +7,12 @@ to -1,000 and beyond, where float32 has no digits left for those of the others.
 from typing import no_type_check
 
 import triton.language as tl
+from triton import knobs
 
-from hybridrt.kernels.triton.launch import FLOAT32_DOT, jit
+from hybridrt.kernels.triton.launch import jit
+
+_DIGITS = tl.constexpr(tl.float32 if knobs.runtime.interpret else tl.bfloat16)
+"""The interpreter has no products of bfloat16."""
 
 
 @jit
@@ -22,26 +26,9 @@ def tile_of(part, t, stop, t_stride, channel, channel_stride, SIZE: tl.constexpr
 
 @jit
 @no_type_check
-def log_up_to(logs, i):
-    """The sum of all logs up to each token, its own among them."""
-    return _sum_of(logs, i[:, None] >= i[None, :])
-
-
-@jit
-@no_type_check
 def log_behind(logs, i):
     """The sum of the logs of all tokens behind each."""
-    return _sum_of(logs, i[:, None] < i[None, :])
-
-
-@jit
-@no_type_check
-def _sum_of(logs, are_summed):
-    """Of `[tokens]` or `[tokens, channels]`."""
-    if len(logs.shape) == 1:
-        return tl.sum(tl.where(are_summed, logs[None, :], 0.0), 1)
-    else:
-        return tl.dot(tl.where(are_summed, 1.0, 0.0), logs, input_precision=FLOAT32_DOT)
+    return tl.sum(tl.where(i[:, None] < i[None, :], logs[None, :], 0.0), 1)
 
 
 @jit
@@ -60,13 +47,43 @@ def decay_between(logs, i):
 
 @jit
 @no_type_check
-def decay_to_middle(logs, is_late, i, half):
+def digits_of(logs):
+    """Numbers of float32 as sums of three of bfloat16, exactly: one sum of logs for many uses."""
+    high = logs.to(_DIGITS)
+    logs -= high.to(tl.float32)
+    middle = logs.to(_DIGITS)
+    return high, middle, (logs - middle.to(tl.float32)).to(_DIGITS)
+
+
+@jit
+@no_type_check
+def sum_of(digits, are_summed):
+    """Over tokens, `[i, channels]`: of logs in `digits_of` those that are summed, `[i, j]`."""
+    high, middle, low = digits
+    ones = tl.where(are_summed, 1.0, 0.0).to(_DIGITS)
+    return tl.dot(ones, high, tl.dot(ones, middle, tl.dot(ones, low)))
+
+
+@jit
+@no_type_check
+def decay_to_middle(digits, is_late, i, half):
     """Of each channel: to the middle of a token's pair of blocks, or from there to the token.
 
     No product of two matrices has a decay for each channel, but from a token of the first block
     to one of the second it splits at the middle, into parts that are at most 1. Sums begin at
     the middle, so they need no digits for what is forgotten elsewhere.
     """
-    is_same = i[:, None] // half == i[None, :] // half
+    is_same = (i[:, None] ^ i[None, :]) < half
     is_between = tl.where(is_late[:, None], i[None, :] <= i[:, None], i[None, :] > i[:, None])
-    return tl.exp(_sum_of(logs, is_same & is_between))
+    return tl.exp(sum_of(digits, is_same & is_between))
+
+
+@jit
+@no_type_check
+def across_pairs(i, half):
+    """Where a token of the second block of a pair meets one of the first, `[i, j]`.
+
+    By bits, as a division takes a GPU many steps.
+    """
+    is_pair = (i[:, None] ^ i[None, :]) & -half == half
+    return is_pair & ((i & half) != 0)[:, None]

@@ -10,6 +10,7 @@ from torch import Tensor
 from hybridrt.batch import Rows
 from hybridrt.kernels.triton.delta_answers import answer_chunks
 from hybridrt.kernels.triton.delta_chunks import run_chunks
+from hybridrt.kernels.triton.delta_overlaps import weigh_chunks
 from hybridrt.kernels.triton.delta_solve import solve_chunks
 from hybridrt.kernels.triton.delta_step import run_step
 from hybridrt.kernels.triton.launch import block_of, cdiv
@@ -20,6 +21,7 @@ CHUNK = 64
 _VALUES, _STATES = 32, 4096  # value channels of a program at most, and numbers of a state
 _ANSWERS = 128  # value channels of a program that has no state
 _CHANNELS, _SOLVED = 64, 32  # key channels of a product that goes through them
+_WEIGHED, _NEAR, _WEIGHERS = 16, 16, 1  # with a decay a channel: channels, tokens, warps
 _SOLVERS, _RUNNERS = 2, 4  # warps; of products of 32 by 32 tokens more than two do the same
 _AHEAD = 3  # stages of chunks on the way, as shared memory has room
 
@@ -84,17 +86,33 @@ def gated_delta_rule(
     states = room(slots, heads, block_k, value_room)
     room = partial(room, slots, heads, dtype=torch.float32)
     decays = (None, None, room(block_k)) if channels else (room(CHUNK), room(CHUNK), room())
-    seen = room(CHUNK, CHUNK) if channels else None
+    overlaps = seen = None
     longest = cdiv(int(batch.query_lens[n:].max()), CHUNK)
+    if channels:
+        seen = room(CHUNK, CHUNK)
+        overlaps = room(CHUNK, CHUNK, dtype=torch.float64 if in_full else torch.float32)
+        weigh_chunks[(longest * (CHUNK // _NEAR), heads, num_rows - n)](
+            *(q, k, g, readers, writers, decays[2], overlaps, seen, batch.cu_seqlens_q),
+            *read_strides,
+            n,
+            REPEATS=repeats,
+            KEY_DIM=key_dim,
+            KEY_ROOM=block_k,
+            SIDES=sides,
+            BLOCK_K=min(_WEIGHED, block_k),
+            BLOCK_T=_NEAR,
+            BLOCKS=CHUNK // _NEAR,
+            num_warps=_WEIGHERS,
+        )
     solve_chunks[(longest, k.shape[1], num_rows - n)](
-        *(q, k, g, beta, readers, writers, solved, *decays, seen, batch.cu_seqlens_q),
-        *(*q.stride(), *k.stride(), *g_strides, *beta.stride()),
+        *(k, g, beta, overlaps, readers, solved, *decays, batch.cu_seqlens_q),
+        *(*k.stride(), *g_strides[:2], *beta.stride()),
         n,
         **sizes,
         REPEATS=repeats,
         KEY_ROOM=block_k,
         SIDES=sides,
-        BLOCK_K=16 if channels else min(_SOLVED, block_k),
+        BLOCK_K=min(_SOLVED, block_k),
         HALF=CHUNK // 2,
         num_warps=_SOLVERS,
     )

@@ -18,8 +18,9 @@ from hybridrt.kernels.triton.launch import cdiv, jit, kernel, row_strides, wait_
 from hybridrt.kernels.triton.one_row import multiply_rows
 from hybridrt.kernels.triton.one_row_from_inner import first_of, from_inner, inputs_of
 
-# Of a program: inner values, and how many numbers of their rows at a time.
-_ROWS, _INPUTS = 1, 1024
+# Of a program: inner values, and how many numbers of their rows at a time. Fewer where the last of
+# them would leave more than an eighth of all places empty, as with 2,304 numbers.
+_ROWS, _INPUTS, _LEAST_INPUTS = 1, 1024, 256
 
 
 def one_row_experts(
@@ -73,10 +74,17 @@ def one_row_experts(
         GATING=kind,
         BY_TURNS=by_turns,
         ROWS=_ROWS,
-        **inputs_of(hidden, _INPUTS),
+        **inputs_of(hidden, _inputs_at_once(hidden)),
     )
     routed = values, down, down_bias, expert_ids, weights
     return from_inner(*routed, s_values, s_down, s_logit)
+
+
+def _inputs_at_once(hidden: int) -> int:
+    most = _INPUTS
+    while most > _LEAST_INPUTS and cdiv(hidden, most) * most > hidden + hidden // 8:
+        most //= 2
+    return most
 
 
 @jit

@@ -78,3 +78,15 @@ def add_split(a, b, total, dtype: tl.constexpr):
     a, a_low = parts_of(a, dtype)
     b, b_low = parts_of(b, dtype)
     return add_parts(a, a_low, b, b_low, total)
+
+
+@jit
+@no_type_check
+def store_parts(place, tile, i, c, ROOM: tl.constexpr, TOKENS: tl.constexpr):
+    """Some channels of some tokens of a chunk, in parts."""
+    at = place + (i * ROOM)[:, None] + c[None, :]
+    dtype: tl.constexpr = place.dtype.element_ty
+    tile, low = parts_of(tile, dtype)
+    tl.store(at, tile)
+    if dtype == tl.float16:
+        tl.store(at + TOKENS * ROOM, low)
