@@ -2,7 +2,8 @@
 
     python benchmarks/gpu.py [MODEL ...] [--against MODEL ...] [--out FILE.json]
 
-With `--out`, the tables stand beside it as Markdown.
+With `--out`, the tables stand beside it as Markdown. What was measured of other models stays in
+them, with the commit that it was measured at.
 
 Steps of 1 and 64 sequences behind 1,024 tokens, and a prompt of 8,192, of weights drawn at
 random in bfloat16 (`gpu_models.py`). The floor is of what the GPU does in the same process
@@ -110,6 +111,13 @@ def _count(llm: LLM) -> int:
     return sum(p.numel() for p in llm.engine.model.parameters())
 
 
+def _measured_before(path: Path | None) -> dict[str, Any]:
+    """Each model that a file has."""
+    if path is None or not path.exists():
+        return {}
+    return {one["model"]: one for one in json.loads(path.read_text(encoding="utf-8"))["models"]}
+
+
 def say(found: dict[str, Any]) -> None:
     """A model's rows, for who waits."""
     for row in found["rows"]:
@@ -135,13 +143,15 @@ def main(arguments: Sequence[str]) -> None:
     limits = measure_limits(CUDA, torch.bfloat16)
     print(f"{limits.bytes_per_second / 1e12:.2f} TB/s", end=", ")
     print(f"{limits.operations_per_second / 1e12:.0f} TFLOP/s", flush=True)
-    models: list[dict[str, Any]] = []
+    about = machine() | {"bytes_per_second": limits.bytes_per_second}
+    about |= {"operations_per_second": limits.operations_per_second}
+    found = _measured_before(options.out)
     for model in options.models:
-        models.append(measure(model, limits, options.repeats, model in options.against))
-        say(models[-1])
+        of_model = measure(model, limits, options.repeats, model in options.against)
+        found[model] = of_model | {"commit": about["commit"]}
+        say(of_model)
         if options.out:
-            about = machine() | {"bytes_per_second": limits.bytes_per_second}
-            about |= {"operations_per_second": limits.operations_per_second}
+            models = [*found.values()]
             text = json.dumps({"machine": about, "models": models}, indent=1)
             options.out.write_text(text + "\n", encoding="utf-8")
             command = shlex.join(["python", "benchmarks/gpu.py", *arguments])

@@ -29,6 +29,7 @@ from hybridrt.batch import Rows, TokenPages
 from hybridrt.kernels import gated as gates
 from hybridrt.kernels.add import add
 from hybridrt.kernels.linear import linear
+from hybridrt.kernels.odd_linear import VECTOR, odd_linear
 from hybridrt.kernels.reference import moe as grouped
 from hybridrt.kernels.reference import route as torch_route
 from hybridrt.kernels.reference.route import Routing
@@ -363,7 +364,8 @@ def product(tokens: int, inputs: int, outputs: int) -> Case:
     x, weights = normal(tokens, inputs), [normal(outputs, inputs) for _ in range(times)]
     work = 2 * tokens * inputs * outputs
     name = f"product, {tokens} x {inputs} x {outputs}"
-    linear = one_row_linear if tokens == 1 else few_rows_linear
+    of_few = one_row_linear if tokens == 1 else few_rows_linear
+    linear = odd_linear if outputs % VECTOR else of_few
     sides: dict[str, Run] = {
         "ours": lambda: [linear(x, weight, None) for weight in weights],
         "cuBLAS": lambda: [F.linear(x, weight) for weight in weights],
@@ -400,6 +402,8 @@ def cases() -> Iterator[Callable[[], Case]]:
     for shape in (*shapes, (4096, 16384), (2048, 12288), (4096, 2048), (4096, 128256)):
         for tokens in (1, 16, 64):
             yield partial(product, tokens, *shape)
+    for tokens in (8, 64, 256):
+        yield partial(product, tokens, 3072, 130_049)
     for batch in (prefill(TOKENS), decodes(1, 100), decodes(64, 100)):
         yield partial(delta, batch, False)
         yield partial(delta, batch, True)

@@ -20,8 +20,10 @@ def write(path: Path | None, command: str, about: Row, tables: str) -> None:
 
 def of_models(models: Sequence[Row]) -> str:
     """Steps and prompts beside the floor, then what stands beside transformers."""
-    heads = ["model", "what", "takes", "of the limit", "on the GPU", "the host's"]
-    lines = [[found["model"], *_cells(row)] for found in models for row in found["rows"]]
+    heads = ["model", "what", "takes", "of the limit", "on the GPU", "the host's", "commit"]
+    lines = [
+        [found["model"], *_cells(row), found["commit"]] for found in models for row in found["rows"]
+    ]
     text = "Shares of the limit: 1 is what the memory, or the rate of products, allows.\n\n"
     text += markdown(heads, lines)
     beside = [found for found in models if "against" in found]
