@@ -18,8 +18,9 @@ from hybridrt.kernels.triton.states import prefill_turns
 
 # As long for every row, so that a row gives the same bits in any company.
 CHUNK = 64
-_VALUES, _STATES = 32, 4096  # value channels of a program at most, and numbers of a state
-_ANSWERS = 128  # value channels of a program that has no state
+# Value channels of a program with a state, and the most of one without. On an H200 some prompts
+# came out wrong with tiles of 16, as in paged_attention.py.
+_VALUES, _ANSWERS = 32, 128
 _CHANNELS, _SOLVED = 64, 32  # key channels of a product that goes through them
 _WEIGHED, _NEAR, _WEIGHERS = 16, 16, 1  # with a decay a channel: channels, tokens, warps
 _SOLVERS, _RUNNERS = 2, 4  # warps; of products of 32 by 32 tokens more than two do the same
@@ -72,8 +73,7 @@ def gated_delta_rule(
         (1, torch.float32, tl.float64) if in_full else (2, torch.float16, tl.float16)
     )
     kept = torch.bfloat16 if v.dtype == torch.bfloat16 else torch.float32
-    block_v = min(_VALUES, block_of(value_dim), max(16, _STATES // block_k))
-    wide_v = min(_ANSWERS, block_of(value_dim))
+    wide_v = min(_ANSWERS, block_of(value_dim, _VALUES))
     value_room = cdiv(value_dim, wide_v) * wide_v
     key_heads = heads if channels else k.shape[1]
     room = partial(torch.empty, dtype=kept, device=v.device)
@@ -117,7 +117,7 @@ def gated_delta_rule(
         num_warps=_SOLVERS,
     )
     for first, count, _ in prefill_turns(batch):
-        run_chunks.in_turn((value_room // block_v, heads, count))(
+        run_chunks.in_turn((value_room // _VALUES, heads, count))(
             *(v, readers, writers, solved, *decays, deltas, states, ssm_state),
             *(pages, initial_pages, batch.has_initial_state, batch.cu_seqlens_q),
             *(*v.stride(), *ssm_state.stride()),
@@ -128,7 +128,7 @@ def gated_delta_rule(
             VALUE_DIM=value_dim,
             VALUE_ROOM=value_room,
             BLOCK_K=block_k,
-            BLOCK_V=block_v,
+            BLOCK_V=_VALUES,
             BLOCK_T=CHUNK,
             num_warps=_RUNNERS,
             num_stages=1 if block_k > 128 else 2 if channels else _AHEAD,
