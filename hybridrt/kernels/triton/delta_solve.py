@@ -45,8 +45,9 @@ def solve_chunks(
     it in its chunk (arXiv 2412.06464, section 3.3). Solved for all of a chunk,
     `delta = solved @ (v - readers @ S)` with S the state before the chunk, and the state behind it
     is `whole * S + writers^T @ delta`. With one decay a head, keys read and write, and
-    `from_start` and `to_end` are factors of their tokens. Of tokens behind the last of a row, which
-    a chunk's slot has room for, keys are zeros, and so is what they correct.
+    `from_start` and `to_end` are factors of their tokens; with one a channel, `weigh_chunks` has
+    made both, and `whole`. Of tokens behind the last of a row, which a chunk's slot has room for,
+    keys are zeros, and so is what they correct.
 
     The inverse of a triangular matrix is put together from those of the blocks on its diagonal,
     of 1, 2, 4, ... tokens. If keys have length 1, no number on the way is larger than 2, while
