@@ -11,7 +11,7 @@ from torch import Tensor
 from hybridrt.batch import Rows
 from hybridrt.kernels.cpu.bfloat16 import DTYPES, as_float, elements, octets, of_dtype
 from hybridrt.kernels.cpu.gated import times_sigmoid
-from hybridrt.kernels.cpu.jit import argument, inner, kernel, parallel_kernel
+from hybridrt.kernels.cpu.jit import argument, inline, inner, kernel, parallel_kernel
 from hybridrt.kernels.cpu.state_rows import (
     StateRows,
     clear_padding,
@@ -35,6 +35,8 @@ from hybridrt.kernels.reference import causal_conv1d as reference
 SMALL = 2**12  # elements: 10 us, not worth a second thread
 AHEAD = 2  # tokens, from beginning to read one to using it: a CPU doesn't see what is so far apart
 LINE = 64  # numbers, of which shares of channels have whole runs: lines of memory in any dtype
+FOUR = 4  # tokens at once, of as many taps, which nearly every model has
+SEEN = 2 * FOUR - 1  # inputs of theirs
 CHANNELS = 2048  # a thread's share at most: what a token needs of it stays near
 
 
@@ -115,6 +117,48 @@ def _convolve_token(like, places, taps, shift, size, silu, result, then):
         prefetch(coming, c)
 
 
+@inline
+@no_type_check
+def _result(taps, shift, inputs, silu):  # pragma: no cover
+    """Of one token, from its inputs of all taps; summed as in `_convolve_token`."""
+    total = fma(taps[0], inputs[0], shift)
+    total = fma(taps[2], inputs[2], fma(taps[1], inputs[1], total))
+    total = fma(taps[3], inputs[3], total)
+    return times_sigmoid(total, total) if silu else total
+
+
+@inner
+@no_type_check
+def _convolve_four(
+    like, first, stride, taps, shift, size, silu, result, result_stride
+):  # fmt: skip  # pragma: no cover
+    """`FOUR` tokens of a share of the channels, of as many taps: an input is widened once for all.
+
+    `first` is the address of the oldest input that they see, from which on tokens are `stride`
+    numbers apart. Meanwhile it begins to read the next ones.
+    """
+    x, out = pointer(elements(first, size, like)), pointer(elements(result, size, like))
+    of_taps, begins = pointer(taps), pointer(shift)
+    for i in range(0, size, LANES):
+        count, begin = min(LANES, size - i), load(begins, i)
+        of_each = (
+            load(of_taps, i), load(of_taps, CHANNELS + i), load(of_taps, 2 * CHANNELS + i),
+            load(of_taps, 3 * CHANNELS + i)
+        )  # fmt: skip
+        a, b = load_up_to(x, i, count), load_up_to(x, i + stride, count)
+        c, d = load_up_to(x, i + 2 * stride, count), load_up_to(x, i + 3 * stride, count)
+        e, f = load_up_to(x, i + 4 * stride, count), load_up_to(x, i + 5 * stride, count)
+        g, to = load_up_to(x, i + 6 * stride, count), i + result_stride
+        store_up_to(_result(of_each, begin, (a, b, c, d), silu), out, i, count)
+        store_up_to(_result(of_each, begin, (b, c, d, e), silu), out, to, count)
+        to += result_stride
+        store_up_to(_result(of_each, begin, (c, d, e, f), silu), out, to, count)
+        to += result_stride
+        store_up_to(_result(of_each, begin, (d, e, f, g), silu), out, to, count)
+        for token in range(FOUR):
+            prefetch(x, i + (SEEN + token) * stride)
+
+
 @inner
 @no_type_check
 def _times(like, one, other, size, product, ahead):  # pragma: no cover
@@ -185,7 +229,16 @@ def _convolve(
         own, step = (products.ctypes.data, item * size) if last > 0 else (x, x_step)
         earlier = states + item * (source[row] * rows.stride + first)
         left = states + item * (target[row] * rows.stride + first)
-        for t in range(count):
+        by_four, t = width == FOUR and given.before == 0 == given.after, 0
+        while t < count:
+            at = out + item * ((begin + t) * channels + first)
+            if by_four and t >= history and t + FOUR <= count:
+                oldest = x + x_step * (t - history)
+                _convolve_four(
+                    like, oldest, given.x_stride, taps, shift, size, silu, at, channels
+                )  # fmt: skip
+                t += FOUR
+                continue
             if last > 0:
                 gate, gate_step = before + before_step * t, AHEAD * before_step
                 _times(like, gate, x + x_step * t, size, own + step * (t % last), gate_step)
@@ -194,10 +247,10 @@ def _convolve(
                     t + k - history, own, step, last, earlier, history, channels, is_given, item
                 )  # fmt: skip
             then = x + x_step * (t + AHEAD)
-            at = out + item * ((begin + t) * channels + first)
             _convolve_token(like, places, taps, shift, size, silu, elements(at, size, like), then)
             if given.after != 0:
                 _times(like, after + after_step * t, at, size, at, AHEAD * after_step)
+            t += 1
         for k in range(history):  # from the oldest on, so that a page may be its own source
             place = _seen(
                 count + k - history, own, step, last, earlier, history, channels, is_given, item
