@@ -48,7 +48,7 @@ def decay_between(logs, i):
 @jit
 @no_type_check
 def digits_of(logs):
-    """Numbers of float32 as sums of three of bfloat16, exactly: one sum of logs for many uses."""
+    """Logs in float32 as three numbers of bfloat16 that add up to them: once, for many sums."""
     high = logs.to(_DIGITS)
     logs -= high.to(tl.float32)
     middle = logs.to(_DIGITS)
@@ -58,7 +58,10 @@ def digits_of(logs):
 @jit
 @no_type_check
 def sum_of(digits, are_summed):
-    """Over tokens, `[i, channels]`: of logs in `digits_of` those that are summed, `[i, j]`."""
+    """For each token i, of each channel: the sum of those tokens' logs that are summed, `[i, j]`.
+
+    Each product is exact, by a tensor core.
+    """
     high, middle, low = digits
     ones = tl.where(are_summed, 1.0, 0.0).to(_DIGITS)
     return tl.dot(ones, high, tl.dot(ones, middle, tl.dot(ones, low)))
