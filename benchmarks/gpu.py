@@ -67,7 +67,7 @@ def measure(model: str, limits: Limits, repeats: int, against: bool) -> dict[str
     took = take_turns(to_first_token(runtimes, vocab, 1, PROMPT), repeats)["hybridrt"]
     least = floor.prefill(1, PROMPT).seconds(limits)
     rows.append({"what": "prompt", "batch": 1, "tokens": PROMPT} | _beside(took, least))
-    found = {"model": model, "parameters": _count(llm), "rows": rows}
+    found = {"name": model, "parameters": _count(llm), "rows": rows}
     if against:
         work = (REQUESTS, PROMPT_TOKENS, OUTPUT_TOKENS)
         ours = take_turns(to_completion(runtimes, vocab, *work), 2)["hybridrt"]
@@ -111,17 +111,10 @@ def _count(llm: LLM) -> int:
     return sum(p.numel() for p in llm.engine.model.parameters())
 
 
-def _measured_before(path: Path | None) -> dict[str, Any]:
-    """Each model that a file has."""
-    if path is None or not path.exists():
-        return {}
-    return {one["model"]: one for one in json.loads(path.read_text(encoding="utf-8"))["models"]}
-
-
 def say(found: dict[str, Any]) -> None:
     """A model's rows, for who waits."""
     for row in found["rows"]:
-        name = f"{found['model']} {row['what']} {row['batch']} x {row['tokens']}"
+        name = f"{found['name']} {row['what']} {row['batch']} x {row['tokens']}"
         on_gpu = row.get("on_gpu")
         hidden = "" if on_gpu is None else f", on the GPU {1e3 * on_gpu:.2f}"
         share = row["floor"] / row["seconds"]
@@ -129,7 +122,7 @@ def say(found: dict[str, Any]) -> None:
             f"{name}: {1e3 * row['seconds']:.2f} ms, {share:.0%} of the limit{hidden}", flush=True
         )
     if "against" in found:
-        print(f"{found['model']}: {found['against']}", flush=True)
+        print(f"{found['name']}: {found['against']}", flush=True)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -145,7 +138,7 @@ def main(arguments: Sequence[str]) -> None:
     print(f"{limits.operations_per_second / 1e12:.0f} TFLOP/s", flush=True)
     about = machine() | {"bytes_per_second": limits.bytes_per_second}
     about |= {"operations_per_second": limits.operations_per_second}
-    found = _measured_before(options.out)
+    found = gpu_tables.measured_before(options.out, "models")
     for model in options.models:
         of_model = measure(model, limits, options.repeats, model in options.against)
         found[model] = of_model | {"commit": about["commit"]}

@@ -4,7 +4,8 @@
 
 Ours are Triton's (`hybridrt/kernels/triton`). Beside them stand torch's FlashAttention, norm and
 grouped product, causal-conv1d's and mamba-ssm's kernels where they are installed, and cuBLAS. A
-time is the median of a CUDA graph's launches, so that no host is in it.
+time is the median of a CUDA graph's launches, so that no host is in it. With `--out`, a table
+stands beside it as Markdown; what a file has of other kernels stays, with its commit.
 """
 
 import argparse
@@ -124,8 +125,7 @@ def attention(batch: Rows, heads: int = 32, kv_heads: int = 8, dim: int = 128) -
     work = 4 * rows * heads * dim * pairs
     num_bytes = rows * total * kv_heads * dim * 4 + 2 * q.nbytes
     sides = {"ours": lambda: paged_attention(q, k, v, pages, batch, 0.1), "flash": flash}
-    kind = "attention, prompt" if context == 0 else f"attention, {rows} decodes"
-    return Case(kind, num_bytes, work, sides)
+    return Case(_kind(f"attention of {dim}", batch), num_bytes, work, sides)
 
 
 def latents(rows: int, heads: int = 16, rank: int = 512, rope: int = 64) -> Case:
@@ -396,6 +396,7 @@ def cases() -> Iterator[Callable[[], Case]]:
         yield partial(router, tokens, 512, 10)
     yield partial(with_shared, 64, 6, 1408, 2816, False)
     yield partial(with_shared, 512, 10, 512, 512, True)
+    yield partial(with_shared, 256, 8, 1024, 1024, False, 2304)
     for tokens in (1, 64, TOKENS):
         yield partial(norm, tokens)
     shapes = ((4096, 6144), (4096, 4096), (4096, 28672), (14336, 4096), (8192, 4096))
@@ -428,21 +429,22 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
-    rows: list[dict[str, Any]] = []
+    about, rows = machine(), gpu_tables.measured_before(options.out, "kernels")
     for make in cases():
         case = make()
         if options.names and not any(name in case.name for name in options.names):
             continue
         found = measure(case)
-        rows.append({"name": case.name, "bytes": case.num_bytes} | found)
-        rows[-1]["operations"] = case.operations
+        known = {"name": case.name, "bytes": case.num_bytes, "operations": case.operations}
+        rows[case.name] = known | found | {"commit": about["commit"]}
         cells = [_cell(case, name, took) for name, took in found.items()]
         print(f"{case.name}: {'; '.join(cells)}", flush=True)
         if options.out:
-            text = json.dumps({"machine": machine(), "kernels": rows}, indent=1)
+            kernels = [*rows.values()]
+            text = json.dumps({"machine": about, "kernels": kernels}, indent=1)
             options.out.write_text(text + "\n", encoding="utf-8")
             command = shlex.join(["python", "benchmarks/gpu_kernels.py", *arguments])
-            gpu_tables.write(options.out, command, machine(), gpu_tables.of_kernels(rows))
+            gpu_tables.write(options.out, command, about, gpu_tables.of_kernels(kernels))
 
 
 def _cell(case: Case, name: str, took: Any) -> str:

@@ -1,5 +1,6 @@
 """The tables of `gpu.py` and `gpu_kernels.py`."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,18 @@ def write(path: Path | None, command: str, about: Row, tables: str) -> None:
     path.with_suffix(".md").write_text(text, encoding="utf-8")
 
 
+def measured_before(path: Path | None, kind: str) -> dict[str, Any]:
+    """What a file has of `kind`, "models" or "kernels", each by its name."""
+    if path is None or not path.exists():
+        return {}
+    return {one["name"]: one for one in json.loads(path.read_text(encoding="utf-8"))[kind]}
+
+
 def of_models(models: Sequence[Row]) -> str:
     """Steps and prompts beside the floor, then what stands beside transformers."""
     heads = ["model", "what", "takes", "of the limit", "on the GPU", "the host's", "commit"]
     lines = [
-        [found["model"], *_cells(row), found["commit"]] for found in models for row in found["rows"]
+        [found["name"], *_cells(row), found["commit"]] for found in models for row in found["rows"]
     ]
     text = "Shares of the limit: 1 is what the memory, or the rate of products, allows.\n\n"
     text += markdown(heads, lines)
@@ -35,8 +43,8 @@ def of_models(models: Sequence[Row]) -> str:
 
 def of_kernels(kernels: Sequence[Row]) -> str:
     """Each kernel's time beside others'."""
-    heads = ["kernel", "ours", "theirs", "theirs / ours", "ours, TB/s", "ours, TFLOP/s"]
-    return markdown(heads, [_kernel(row) for row in kernels])
+    heads = ["kernel", "ours", "theirs", "theirs / ours", "ours, TB/s", "ours, TFLOP/s", "commit"]
+    return markdown(heads, [[*_kernel(row), row["commit"]] for row in kernels])
 
 
 def _cells(row: Row) -> list[str]:
@@ -51,14 +59,14 @@ def _cells(row: Row) -> list[str]:
 def _beside(found: Row) -> list[str]:
     took = found["against"]
     if "transformers" not in took:
-        return [found["model"], f"{took['hybridrt']:.2f} s", took["error"], ""]
+        return [found["name"], f"{took['hybridrt']:.2f} s", took["error"], ""]
     ratio = took["transformers"] / took["hybridrt"]
     times = [f"{took[side]:.2f} s" for side in ("hybridrt", "transformers")]
-    return [found["model"], *times, f"{ratio:.1f}"]
+    return [found["name"], *times, f"{ratio:.1f}"]
 
 
 def _kernel(row: Row) -> list[str]:
-    known = {"name", "bytes", "operations"}
+    known = {"name", "bytes", "operations", "commit"}
     ours, others = row.get("ours", None), row.keys() - known - {"ours"}
     theirs = ", ".join(f"{name} {_took(row[name])}" for name in sorted(others))
     line = [row["name"], "" if ours is None else _took(ours), theirs]

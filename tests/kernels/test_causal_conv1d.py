@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -172,17 +173,18 @@ def test_gated_it_is_the_products_one_behind_the_other(
         before, after, x = wide.chunk(3, dim=1)
         weight = torch.randn(channels, width, generator=draw).to(device, dtype)
         state = torch.randn(len(rows) + 2, width - 1, channels, generator=draw).to(device, dtype)
-        for activation in (None, "silu"):
+        gates = ((before, after), (before, None), (None, after))
+        for (first, last), activation in product(gates, (None, "silu")):
             states = [state.clone() for _ in range(2)]
             y, gated = (
                 causal_conv1d(
-                    inputs, weight, None, own, *pages_of(batch), batch, backend, activation, *gates
+                    inputs, weight, None, own, *pages_of(batch), batch, backend, activation, *more
                 )
-                for inputs, own, gates in zip(
-                    (before * x, x), states, ((), (before, after)), strict=True
+                for inputs, own, more in zip(
+                    (x if first is None else first * x, x), states, ((), (first, last)), strict=True
                 )
             )
-            assert torch.equal(gated, after * y)
+            assert torch.equal(gated, y if last is None else last * y)
             assert torch.equal(*states)
 
 

@@ -65,7 +65,7 @@ def _check(parts: list[Tensor], ids: Tensor, weights: Tensor) -> None:
 @pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
 @pytest.mark.parametrize(
     ("hidden", "inner", "shared", "top_k"),
-    [(96, 16, 16, 2), (33, 7, 5, 3), (70, 20, 50, 7)],
+    [(96, 16, 16, 2), (33, 7, 5, 3), (70, 20, 50, 7), (1200, 3, 2, 2), (2304, 2, 3, 2)],
 )
 def test_equals_its_formula(
     place: Place, hidden: int, inner: int, shared: int, top_k: int, gated: bool
