@@ -33,6 +33,6 @@ def can_block(*stacked: Float[Tensor, "experts _ _"]) -> bool:
     """Whether these are whole blocks, of numbers that our kernel multiplies here."""
     if not numba_takes(*stacked) or any(size % BLOCK for s in stacked for size in s.shape[1:]):
         return False
-    from hybridrt.kernels.cpu.vectors import HAS_REGISTERS
+    from hybridrt.kernels.cpu.vectors import HAS_VECTORS
 
-    return HAS_REGISTERS
+    return HAS_VECTORS

@@ -106,14 +106,14 @@ def find_blocks(
 def lay_blocks(weight: Float[Tensor, "outputs inputs"]) -> BlockedWeight | None:
     """The weight in blocks that we lay ourselves, on a processor for which oneDNN lays none.
 
-    It is one with AVX-512 whose bfloat16 oneDNN has to widen: for any number of tokens our kernel
-    is faster.
+    It is one whose bfloat16 oneDNN has to widen, or doesn't take: for any number of tokens our
+    kernel is faster.
     """
     if not numba_takes(weight) or weight.shape[1] % 2:
         return None
-    from hybridrt.kernels.cpu.vectors import HAS_REGISTERS, MULTIPLIES_PAIRS
+    from hybridrt.kernels.cpu.vectors import HAS_VECTORS, MULTIPLIES_PAIRS
 
-    if MULTIPLIES_PAIRS or not HAS_REGISTERS:
+    if MULTIPLIES_PAIRS or not HAS_VECTORS:
         return None
     rows = F.pad(weight.detach(), (0, 0, 0, -len(weight) % BLOCK))
     blocks = rows.reshape(-1, BLOCK, weight.shape[1] // 2, 2).transpose(1, 2).contiguous()

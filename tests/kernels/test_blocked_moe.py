@@ -19,7 +19,7 @@ from tests.harness.tolerance import assert_right
 from .expert_parts import GATES, assert_is_the_definition, make_biases, make_parts
 
 SQUARE = torch.zeros(1, 64, 64).bfloat16()
-blocks = pytest.mark.skipif(not can_block(SQUARE), reason="no AVX-512 on this processor")
+blocks = pytest.mark.skipif(not can_block(SQUARE), reason="no AVX2 on this processor")
 
 
 @blocks

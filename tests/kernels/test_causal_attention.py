@@ -17,7 +17,7 @@ from hybridrt.kernels.cpu.causal_attention import (
     takes_pages,
 )
 from hybridrt.kernels.cpu.packed_dot import OUTPUTS
-from hybridrt.kernels.cpu.vectors import HAS_REGISTERS
+from hybridrt.kernels.cpu.vectors import HAS_VECTORS
 from hybridrt.kernels.reference import softmax_attention as reference
 from hybridrt.kernels.reference.gather import EVERYTHING, Reach
 from hybridrt.kernels.reference.softmax_attention import Softmax
@@ -27,7 +27,7 @@ from tests.harness.tolerance import assert_twice_at_most
 
 BFLOAT16 = pytest.param(
     torch.bfloat16,
-    marks=pytest.mark.skipif(not HAS_REGISTERS, reason="the processor has no AVX-512"),
+    marks=pytest.mark.skipif(not HAS_VECTORS, reason="the processor has no AVX2"),
     id="bfloat16",
 )
 of_both = pytest.mark.parametrize("dtype", [BFLOAT16, pytest.param(torch.float32, id="float32")])
@@ -195,7 +195,7 @@ def test_threads_change_nothing(dtype: torch.dtype) -> None:
         numba.set_num_threads(before)
 
 
-@pytest.mark.skipif(not HAS_REGISTERS, reason="the processor has no AVX-512")
+@pytest.mark.skipif(not HAS_VECTORS, reason="the processor has no AVX2")
 @bounded(60)
 @given(data=st.data())
 def test_in_pages_it_is_the_same_bit_for_bit(data: st.DataObject) -> None:

@@ -19,11 +19,11 @@ from hybridrt.kernels.cpu.packed_dot import (
 from hybridrt.kernels.cpu.vectors import MULTIPLIES_PAIRS
 from tests.harness.properties import bounded
 
-COUNTS = (1, 3, MOST_VECTORS)
+COUNTS = (1, 2, 3, MOST_VECTORS)
 
 
-def _make(by_pairs: bool, widened: bool) -> Any:
-    dot = make_packed_dot(COUNTS, 1, by_pairs, widened)
+def _make(by_pairs: bool, widened: bool, in_parts: bool) -> Any:
+    dot = make_packed_dot(COUNTS, 4, by_pairs, widened, in_parts)
 
     @numba.njit
     def run(count: int, *args: int) -> None:
@@ -32,11 +32,10 @@ def _make(by_pairs: bool, widened: bool) -> Any:
     return run
 
 
-_RUNS = {
-    (by_pairs, widened): _make(by_pairs, widened)
-    for by_pairs, widened in ((False, False), (False, True), (True, False))
-    if MULTIPLIES_PAIRS or not by_pairs
-}
+_WAYS = [(False, widened, in_parts) for widened in (False, True) for in_parts in (False, True)]
+if MULTIPLIES_PAIRS:
+    _WAYS.append((True, False, False))
+_RUNS = {way: _make(*way) for way in _WAYS}
 
 
 @numba.njit
@@ -44,14 +43,16 @@ def _widen(*args: int) -> None:
     widen_block(*args)
 
 
-def _multiply(block: Tensor, x: Tensor, sums: Tensor, by_pairs: bool, widened: bool) -> Tensor:
+def _multiply(
+    block: Tensor, x: Tensor, sums: Tensor, by_pairs: bool, widened: bool, in_parts: bool = False
+) -> Tensor:
     pairs, out = x.shape[1] // 2, sums.clone()
     if widened:
         wide = torch.full((pairs, 2, OUTPUTS), torch.nan)
         _widen(block.data_ptr(), pairs, wide.data_ptr())
         block = wide
     args = x.data_ptr(), 2 * x.stride(0), pairs, out.data_ptr(), block.data_ptr()
-    _RUNS[by_pairs, widened](len(x), block.data_ptr(), *args)
+    _RUNS[by_pairs, widened, in_parts](len(x), block.data_ptr(), *args)
     return out
 
 

@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 from hybridrt.kernels.cpu import packed_gated as kernel
 from hybridrt.kernels.cpu.packed_linear import AT_ONCE
 from hybridrt.kernels.cpu.streams import FEWEST_BYTES
-from hybridrt.kernels.cpu.vectors import HAS_REGISTERS
+from hybridrt.kernels.cpu.vectors import HAS_VECTORS
 from hybridrt.kernels.gated import gated
 from hybridrt.kernels.linear import gated_linear
 from hybridrt.layers.linear import FusedLinear
 from hybridrt.layers.mlp import MLP
 from tests.harness.properties import bounded
 
-pytestmark = pytest.mark.skipif(not HAS_REGISTERS, reason="the processor has no AVX-512")
+pytestmark = pytest.mark.skipif(not HAS_VECTORS, reason="the processor has no AVX2")
 
 
 def make_layer(inputs: int, inner: int, bias: bool) -> FusedLinear:

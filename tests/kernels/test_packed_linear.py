@@ -20,12 +20,12 @@ from hybridrt.kernels.cpu.packed_linear import (
 )
 from hybridrt.kernels.cpu.streams import FEWEST_BYTES, MOST_TOKENS, streams
 from hybridrt.kernels.cpu.tile_registers import HAS_TILES
-from hybridrt.kernels.cpu.vectors import HAS_REGISTERS, MULTIPLIES_PAIRS
+from hybridrt.kernels.cpu.vectors import HAS_VECTORS, MULTIPLIES_PAIRS
 from hybridrt.kernels.linear import FEWEST_SINGLES, BlockedWeight, find_blocks, pack_weight
 from hybridrt.layers.linear import Linear
 from tests.harness.properties import bounded
 
-has_blocks = pytest.mark.skipif(not HAS_REGISTERS, reason="the processor has no AVX-512")
+has_blocks = pytest.mark.skipif(not HAS_VECTORS, reason="the processor has no AVX2")
 
 
 def make_linear(
@@ -196,7 +196,7 @@ def test_small_weights_of_float32_stay_as_they_are() -> None:
     assert torch.equal(layer.weight, weight)
 
 
-@pytest.mark.skipif(MULTIPLIES_PAIRS or not HAS_REGISTERS, reason="oneDNN has blocks, or nobody")
+@pytest.mark.skipif(MULTIPLIES_PAIRS or not HAS_VECTORS, reason="oneDNN has blocks, or nobody")
 @pytest.mark.parametrize(("inputs", "is_ours"), [(130, True), (129, False)])
 def test_blocks_are_our_own_where_onednn_has_none(inputs: int, is_ours: bool) -> None:
     layer, weight = make_linear(inputs, 70, bias=True)

@@ -3,12 +3,10 @@
 from typing import no_type_check
 
 import numba
-import pytest
 import torch
 
 from hybridrt.kernels.cpu.bfloat16 import halves, singles
 from hybridrt.kernels.cpu.vectors import (
-    HAS_REGISTERS,
     LANES,
     MULTIPLIES_PAIRS,
     load,
@@ -27,7 +25,6 @@ def _round(numbers, to, count):  # pragma: no cover  (compiled)
         store(load(pointer(singles(numbers, count)), place), pointer(halves(to, count)), place)
 
 
-@pytest.mark.skipif(not HAS_REGISTERS, reason="the processor has no AVX-512")
 def test_all_lanes_are_rounded_to_the_nearest_of_two_to_the_even_one() -> None:
     torch.manual_seed(0)
     special = torch.tensor(_TIES + _ENDS)

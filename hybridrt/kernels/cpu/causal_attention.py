@@ -1,4 +1,4 @@
-"""causal_attention in numba: of float32, and of bfloat16 if the processor has AVX-512."""
+"""causal_attention in numba: of float32, and of bfloat16 if the processor has AVX2."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ from hybridrt.kernels.cpu.attend_lanes import attend_lanes
 from hybridrt.kernels.cpu.bfloat16 import are_singles
 from hybridrt.kernels.cpu.pack_tokens import Pages
 from hybridrt.kernels.cpu.tile_registers import multiplies_tiles
-from hybridrt.kernels.cpu.vectors import HAS_REGISTERS
+from hybridrt.kernels.cpu.vectors import HAS_VECTORS
 from hybridrt.kernels.reference import softmax_attention as reference
 from hybridrt.kernels.reference.gather import EVERYTHING, Reach
 from hybridrt.kernels.reference.softmax_attention import Softmax
@@ -214,7 +214,7 @@ def _pages_of(part: BFloat16[Tensor, "blocks kv_heads block_size dim"], first: i
 def _are_pairs(*tensors: Tensor) -> bool:
     """Whether our kernel takes these: pairs of bfloat16, those of a token side by side."""
     return (
-        HAS_REGISTERS
+        HAS_VECTORS
         and all(tensor.dtype == torch.bfloat16 and tensor.stride(-1) == 1 for tensor in tensors)
         and tensors[0].shape[-1] % 2 == 0
     )

@@ -23,7 +23,7 @@ from hybridrt.kernels.cpu.causal_attention import (
 )
 from hybridrt.kernels.cpu.copies import take_tokens
 from hybridrt.kernels.cpu.rows_linear import rows_linear, takes_rows
-from hybridrt.kernels.cpu.vectors import HAS_REGISTERS
+from hybridrt.kernels.cpu.vectors import HAS_VECTORS
 from hybridrt.kernels.reference import mla_attention as reference
 from hybridrt.kernels.reference.gather import Reach
 from hybridrt.kernels.reference.softmax_attention import Softmax
@@ -144,7 +144,7 @@ def _expands(
     reach: Reach,
 ) -> bool:
     """Whether latents are to be expanded, to what `attend_row` takes."""
-    pairs = HAS_REGISTERS and w_uk.shape[1] % 2 == rope_dim % 2 == 0 and softmax.scale > 0
+    pairs = HAS_VECTORS and w_uk.shape[1] % 2 == rope_dim % 2 == 0 and softmax.scale > 0
     first = reach.first_visible(row.context)
     return pairs and reference.expanding_is_cheaper(row, w_uk, w_uv, rope_dim, first)
 

@@ -8,6 +8,7 @@ from input to input, however many vectors there are.
 """
 
 from collections.abc import Callable, Iterable
+from contextlib import contextmanager, nullcontext
 from typing import Any, no_type_check
 
 from llvmlite import ir
@@ -18,6 +19,7 @@ from numba.extending import intrinsic
 from hybridrt.kernels.blocked_matrices import BLOCK as OUTPUTS
 from hybridrt.kernels.cpu.pairs import BY_PAIRS, add_product, as_singles
 from hybridrt.kernels.cpu.vectors import (
+    HAS_REGISTERS,
     INT32,
     LANES,
     all_lanes,
@@ -44,9 +46,22 @@ _FLOAT = ir.FloatType()
 _FLOATS, _PAIRS = ir.VectorType(_FLOAT, LANES), ir.VectorType(INT32, LANES)
 
 
+def _registers_at_once(count: int) -> int:
+    """Of a block's outputs, whose sums with so many vectors stay in AVX2's registers.
+
+    Those are 16, with half a vector each: for sums, for weights and for an input. What is left over
+    takes turns, to which inputs stay widened.
+    """
+    return {1: REGISTERS, 2: 2}.get(count, 1)
+
+
 @no_type_check
 def make_packed_dot(
-    counts: Iterable[int], lines: int, by_pairs: bool = BY_PAIRS, widened: bool = False
+    counts: Iterable[int],
+    lines: int,
+    by_pairs: bool = BY_PAIRS,
+    widened: bool = False,
+    in_parts: bool = not HAS_REGISTERS,
 ) -> Callable[..., Any]:
     """A function `(count, room, block, vectors, vector_bytes, pairs, sums, ahead)`, compiled.
 
@@ -54,7 +69,7 @@ def make_packed_dot(
     first of `count` vectors, `vector_bytes` apart, of so many pairs, and of
     `float32[count, OUTPUTS]`, to which it adds. With every pair it begins to read the next so many
     `lines` of those that lie from `ahead` on. A block that is `widened` is what `widen_block`
-    writes.
+    writes. Outputs are taken `in_parts` where registers don't hold all sums.
     """
 
     @intrinsic
@@ -62,7 +77,7 @@ def make_packed_dot(
         def code(context, builder, signature, args):
             for number in counts:
                 with builder.if_then(builder.icmp_signed("==", args[0], _LONG(number))):
-                    _Dot(builder, number, lines, widened).write(by_pairs, *args[1:])
+                    _Dot(builder, number, lines, widened, in_parts).write(by_pairs, *args[1:])
             return context.get_dummy_value()
 
         return types.none(*[types.int64] * 8), code
@@ -88,7 +103,7 @@ def widen_block(typing_context, block, pairs, room):
     """Writes so many of a block's pairs as `float32[pairs, 2, OUTPUTS]`. Takes addresses."""
 
     def code(context, builder, signature, args):
-        _Dot(builder, 0, 0, False).widen_block(*args)
+        _Dot(builder).widen_block(*args)
         return context.get_dummy_value()
 
     return types.none(*[types.int64] * 3), code
@@ -98,32 +113,42 @@ def widen_block(typing_context, block, pairs, room):
 class _Dot:
     """Writes the instructions of one."""
 
-    def __init__(self, builder, count, lines, widened):
+    def __init__(self, builder, count=0, lines=0, widened=False, in_parts=False):
         self.builder, self.lines, self.vectors = builder, lines, range(count)
-        self.widened = widened
+        self.widened, at_once = widened, _registers_at_once(count) if in_parts else REGISTERS
+        self.parts = [range(r, r + at_once) for r in range(0, REGISTERS, at_once)]
         places = [(t, r) for t in self.vectors for r in range(REGISTERS)]
         self.totals = {place: alloca_once_value(builder, all_lanes(0.0)) for place in places}
 
     def write(self, by_pairs, room, block, vectors, vector_bytes, pairs, sums, ahead):
         b = self.builder
-        to = {
-            (t, r): self._at(sums, 4 * (t * OUTPUTS + r * LANES), _FLOATS) for t, r in self.totals
-        }
-        for place, total in self.totals.items():
-            b.store(b.load(to[place], align=4), total)
         given = [b.add(vectors, b.mul(vector_bytes, _LONG(t))) for t in self.vectors]
         if by_pairs:
-            self._add_pairs(block, given, pairs, ahead)
+            with self._in_registers(sums, range(REGISTERS)):
+                self._add_pairs(block, given, pairs, ahead)
         else:
-            self._add_halves(room, block, given, pairs, ahead)
-        for place, total in self.totals.items():
-            b.store(b.load(total), to[place], align=4)
+            self._add_halves(room, block, given, pairs, ahead, sums)
+
+    @contextmanager
+    def _in_registers(self, sums, part):
+        """Brings sums of these registers of outputs into them, and back at the end."""
+        b = self.builder
+        totals = {
+            self._at(sums, 4 * (t * OUTPUTS + r * LANES), _FLOATS): total
+            for (t, r), total in self.totals.items()
+            if r in part
+        }
+        for place, total in totals.items():
+            b.store(b.load(place, align=4), total)
+        yield
+        for place, total in totals.items():
+            b.store(b.load(total), place, align=4)
 
     def widen_block(self, block, pairs, room):
         b = self.builder
         with for_range(b, pairs) as loop:
             to = b.add(room, self._times(loop.index, 2 * 4 * OUTPUTS))
-            for half, weights in enumerate(self._halves(block, loop.index)):
+            for half, weights in enumerate(self._halves(block, loop.index, range(REGISTERS))):
                 for r, weight in enumerate(weights):
                     at = self._at(to, 4 * (half * OUTPUTS + LANES * r), _FLOATS)
                     b.store(weight, at, align=4)
@@ -131,8 +156,8 @@ class _Dot:
     def _add_pairs(self, block, vectors, pairs, ahead):
         b = self.builder
         with for_range(b, pairs) as loop:
-            self._begin_to_read(ahead, loop.index)
-            weights = self._weights(block, loop.index, _PAIRS, 4 * OUTPUTS, 0)
+            self._begin_to_read(ahead, loop.index, self.lines)
+            weights = self._weights(block, loop.index, range(REGISTERS), _PAIRS, 4 * OUTPUTS, 0)
             for t, vector in enumerate(vectors):
                 pair = self._at(b.add(vector, self._times(loop.index, 4)), 0, INT32)
                 pair = in_each_lane(b, b.load(pair, align=2))
@@ -140,30 +165,42 @@ class _Dot:
                     total = self.totals[t, r]
                     b.store(add_product(b, b.load(total), weight, pair, True), total)
 
-    def _add_halves(self, room, block, vectors, pairs, ahead):
+    def _add_halves(self, room, block, vectors, pairs, ahead, sums):
         """Some pairs at a time, whose inputs are widened beforehand: all outputs use them."""
-        b, most = self.builder, _LONG(WIDENED)
-        parts = b.udiv(b.add(pairs, _LONG(WIDENED - 1)), most)
-        with for_range(b, parts) as part:
-            first = b.mul(part.index, most)
+        b, most, alone = self.builder, _LONG(WIDENED), len(self.parts) == 1
+        turns = b.udiv(b.add(pairs, _LONG(WIDENED - 1)), most)
+        throughout = self._in_registers(sums, self.parts[0]) if alone else nullcontext()
+        with throughout, for_range(b, turns) as turn:
+            first = b.mul(turn.index, most)
             left = b.sub(pairs, first)
             some = b.select(b.icmp_signed("<", left, most), left, most)
             for t, vector in enumerate(vectors):
                 own = b.add(room, _LONG(t * _WIDE_BYTES))
                 self._widen(b.add(vector, self._times(first, 4)), some, own)
-            with for_range(b, some) as loop:
-                pair = b.add(first, loop.index)
-                self._begin_to_read(ahead, pair)
-                of_pair = b.add(room, self._times(loop.index, 4))
-                # The second halves first, as an instruction for pairs adds them.
-                for half, weights in reversed([*enumerate(self._halves(block, pair))]):
-                    for t in self.vectors:
-                        at = self._at(of_pair, t * _WIDE_BYTES + half * 4 * WIDENED, _FLOAT)
-                        x = in_each_lane(b, b.load(at))
-                        for r, weight in enumerate(weights):
-                            total = self.totals[t, r]
-                            args = [weight, x, b.load(total)]
-                            b.store(call(b, f"llvm.fma.v{LANES}f32", _FLOATS, args), total)
+            share = self.lines // len(self.parts)
+            then = b.add(ahead, self._times(first, LINE * self.lines))
+            for part in self.parts:
+                with nullcontext() if alone else self._in_registers(sums, part):
+                    self._add_part(part, room, block, first, some, then, share)
+                # In order: with every fourth line first, nothing was there when it was needed.
+                then = b.add(then, self._times(some, LINE * share))
+
+    def _add_part(self, part, room, block, first, some, ahead, lines):
+        """Adds to the sums of one part of the outputs."""
+        b = self.builder
+        with for_range(b, some) as loop:
+            pair = b.add(first, loop.index)
+            self._begin_to_read(ahead, loop.index, lines)
+            of_pair = b.add(room, self._times(loop.index, 4))
+            # The second halves first, as an instruction for pairs adds them.
+            for half, weights in reversed([*enumerate(self._halves(block, pair, part))]):
+                for t in self.vectors:
+                    at = self._at(of_pair, t * _WIDE_BYTES + half * 4 * WIDENED, _FLOAT)
+                    x = in_each_lane(b, b.load(at))
+                    for r, weight in zip(part, weights, strict=True):
+                        total = self.totals[t, r]
+                        args = [weight, x, b.load(total)]
+                        b.store(call(b, f"llvm.fma.v{LANES}f32", _FLOATS, args), total)
 
     def _widen(self, pairs, count, room):
         """Writes the first of each pair, and behind `WIDENED` of those the second."""
@@ -177,22 +214,22 @@ class _Dot:
             for half, singles in enumerate(as_singles(b, words)):
                 b.store(singles, self._at(b.add(room, at), half * 4 * WIDENED, _FLOATS))
 
-    def _halves(self, block, pair):
-        """Of a pair's weights the first ones, and the second ones, in float32."""
+    def _halves(self, block, pair, part):
+        """Of a pair's weights, for a part of the outputs, the first and the second, in float32."""
         if self.widened:
             size = 2 * 4 * OUTPUTS
-            return [self._weights(block, pair, _FLOATS, size, half) for half in range(2)]
-        weights = self._weights(block, pair, _PAIRS, 4 * OUTPUTS, 0)
+            return [self._weights(block, pair, part, _FLOATS, size, half) for half in range(2)]
+        weights = self._weights(block, pair, part, _PAIRS, 4 * OUTPUTS, 0)
         return zip(*(as_singles(self.builder, weight) for weight in weights), strict=True)
 
-    def _weights(self, block, pair, kind, pair_bytes, half):
+    def _weights(self, block, pair, part, kind, pair_bytes, half):
         row = self.builder.add(block, self._times(pair, pair_bytes))
-        places = [4 * (half * OUTPUTS + LANES * r) for r in range(REGISTERS)]
+        places = [4 * (half * OUTPUTS + LANES * r) for r in part]
         return [self.builder.load(self._at(row, place, kind), align=4) for place in places]
 
-    def _begin_to_read(self, ahead, pair):
-        first = self.builder.add(ahead, self._times(pair, LINE * self.lines))
-        for line in range(self.lines):
+    def _begin_to_read(self, ahead, turn, lines):
+        first = self.builder.add(ahead, self._times(turn, LINE * lines))
+        for line in range(lines):
             begin_to_read(self.builder, self.builder.add(first, _LONG(LINE * line)))
 
     def _at(self, address, offset, kind):

@@ -34,16 +34,29 @@ from hybridrt.kernels.cpu.streams import end_streams, stream, streams
 from hybridrt.kernels.cpu.tile_registers import WIDTHS, multiplies_tiles, release_tiles, take_tiles
 from hybridrt.kernels.cpu.tile_square import is_square, multiply_square
 from hybridrt.kernels.cpu.tiles import add_by_tiles
-from hybridrt.kernels.cpu.vectors import LANES, aligned, load, pointer, store, store_some
+from hybridrt.kernels.cpu.vectors import (
+    HAS_REGISTERS,
+    LANES,
+    aligned,
+    load,
+    pointer,
+    store,
+    store_some,
+)
 
 AT_ONCE = 256  # tokens: what they have and their sums stay in the second cache
 AHEAD = 4096  # bytes, from beginning to read to using, where pairs are used once
 PAIRS = 64  # of a block at a time, where they are used again and again: 16 KiB
 FEW_PAIRS = 32  # where they are used twice and wait for memory, or widened and take twice the room
-FEWEST_WIDENED = 1000 if BY_PAIRS else 3
+FEWEST_WIDENED = (1000 if BY_PAIRS else 3) if HAS_REGISTERS else 1
 """Turns from which on a block's weights are widened once for all of them."""
 
+MOST_DIRECT = MOST_VECTORS if HAS_REGISTERS else 1
+"""Tokens whose products read a block as it comes from memory. With AVX2, of more, outputs take
+turns, which would read lines that aren't neighbours."""
+
 LINES = 4 * OUTPUTS // LINE  # of a pair for all outputs of a block
+PART = LINES // 2 if HAS_REGISTERS else LINES  # of these, which a turn begins to read
 SMALL = 2**18  # weights: beyond it another thread is worth waking
 FEWEST_SHARED = 192  # tokens of a worker: of fewer, a weight takes long to read for each
 FEW = 8  # tokens whose products take about as long as reading a weight from memory
@@ -87,9 +100,11 @@ def packed_linear(
     return out
 
 
-_dot = make_packed_dot(range(1, MOST_VECTORS + 1), LINES)
-_dot_some = make_packed_dot(range(3, MOST_VECTORS + 1), LINES // 2)
-_dot_wide = make_packed_dot(range(3, MOST_VECTORS + 1), LINES // 2, by_pairs=False, widened=True)
+_dot = make_packed_dot(range(1, MOST_DIRECT + 1), LINES)
+_dot_some = make_packed_dot(range(3, MOST_VECTORS + 1 if HAS_REGISTERS else 3), PART)
+_dot_wide = make_packed_dot(
+    range(3 if HAS_REGISTERS else 2, MOST_VECTORS + 1), PART, by_pairs=False, widened=True
+)
 
 
 @inner
@@ -106,7 +121,7 @@ def _dot_in_turns(room, block, vectors, vector_bytes, pairs, sums, tokens, follo
     # pragma: no cover
     """Takes some pairs at a time through all turns, while the next pairs come from memory.
 
-    Turns ask for them by halves: one for the first of these pairs, the next for the others.
+    A turn asks for a `PART` of them: of halves, the next one for the other.
     """
     turns = (tokens + MOST_VECTORS - 1) // MOST_VECTORS
     widened = turns >= FEWEST_WIDENED
@@ -122,7 +137,7 @@ def _dot_in_turns(room, block, vectors, vector_bytes, pairs, sums, tokens, follo
             end = tokens * (turn + 1) // turns
             given = vectors + vector_bytes * first + 4 * pair
             into = sums + 4 * OUTPUTS * first
-            of_turn = ahead + (turn % 2) * 2 * OUTPUTS * some
+            of_turn = ahead + turn % (LINES // PART) * LINE * PART * some
             if widened:
                 _dot_wide(
                     end - first, room, wide.ctypes.data, given, vector_bytes, some, into, of_turn
@@ -139,7 +154,7 @@ def _add_by_vectors(
 ):  # fmt: skip  # pragma: no cover
     """Adds products without AMX: of pairs, or of what they are widened to."""
     room = room_for_inputs()
-    if count <= MOST_VECTORS:
+    if count <= MOST_DIRECT:
         end = block + 4 * OUTPUTS * pairs
         some = pairs if following == end else max(0, pairs - AHEAD // (4 * OUTPUTS))
         _dot_few(count, room, block, vectors, vector_bytes, some, sums, block + AHEAD)

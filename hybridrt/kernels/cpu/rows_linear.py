@@ -16,12 +16,12 @@ from hybridrt.kernels.cpu.jit import parallel_kernel
 from hybridrt.kernels.cpu.pack_tokens import Pages, pack_keys
 from hybridrt.kernels.cpu.packed_dot import OUTPUTS
 from hybridrt.kernels.cpu.packed_linear import packed_linear
-from hybridrt.kernels.cpu.vectors import HAS_REGISTERS
+from hybridrt.kernels.cpu.vectors import HAS_VECTORS
 
 
 def takes_rows(weight: BFloat16[Tensor, "outputs inputs"]) -> bool:
     """Whether `rows_linear` takes this weight."""
-    return HAS_REGISTERS and weight.stride(1) == 1 and weight.shape[1] % 2 == 0
+    return HAS_VECTORS and weight.stride(1) == 1 and weight.shape[1] % 2 == 0
 
 
 def rows_linear(

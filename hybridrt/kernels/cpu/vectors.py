@@ -29,6 +29,10 @@ _FEATURES = binding.get_host_cpu_features()
 HAS_REGISTERS = all(_FEATURES.get(f"avx512{part}") for part in ("f", "bw", "dq", "vl"))
 """Whether a vector is one register, which is what kernels of pairs are written for: AVX-512."""
 
+HAS_VECTORS = HAS_REGISTERS or all(_FEATURES.get(part) for part in ("avx2", "fma"))
+"""Whether vectors of float32 are multiplied and added at once, in one register or in halves: AVX2.
+Without AVX-512 torch has no fast product of bfloat16."""
+
 MULTIPLIES_PAIRS = HAS_REGISTERS and bool(_FEATURES.get("avx512bf16"))
 """Whether the processor rounds a register to bfloat16, and multiplies two registers of pairs of
 such numbers and adds both products of a pair, in one instruction each."""
