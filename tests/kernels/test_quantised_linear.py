@@ -175,16 +175,17 @@ def test_what_is_no_number_stays_none(tokens: int, what: float, bits: Bits) -> N
     assert found[0].isnan().all() and found[1:].isfinite().all()
 
 
+@pytest.mark.parametrize("tokens", [1, 2, 3])
 @pytest.mark.parametrize("in_registers", [False, True])
 @pytest.mark.parametrize("bits", BITS)
 def test_products_on_every_kind_of_processor(
-    bits: Bits, in_registers: bool, monkeypatch: pytest.MonkeyPatch
+    bits: Bits, in_registers: bool, tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if in_registers and not HAS_REGISTERS:
         pytest.skip("the processor has no AVX-512")
     monkeypatch.setattr(quantised_dot, "HAS_REGISTERS", in_registers)
-    tokens, group, groups = 2, GROUP[bits], 2
-    dot, inputs = quantised_dot.make_group_dot(bits), groups * group
+    group, groups = GROUP[bits], 2
+    dot, inputs = quantised_dot.make_group_dot(bits, [tokens]), groups * group
 
     @numba.njit
     def run(*args: int) -> None:

@@ -46,11 +46,11 @@ _FLOAT = ir.FloatType()
 _FLOATS, _PAIRS = ir.VectorType(_FLOAT, LANES), ir.VectorType(INT32, LANES)
 
 
-def _registers_at_once(count: int) -> int:
+def registers_at_once(count: int) -> int:
     """Of a block's outputs, whose sums with so many vectors stay in AVX2's registers.
 
     Those are 16, with half a vector each: for sums, for weights and for an input. What is left over
-    takes turns, to which inputs stay widened.
+    takes turns.
     """
     return {1: REGISTERS, 2: 2}.get(count, 1)
 
@@ -115,7 +115,7 @@ class _Dot:
 
     def __init__(self, builder, count=0, lines=0, widened=False, in_parts=False):
         self.builder, self.lines, self.vectors = builder, lines, range(count)
-        self.widened, at_once = widened, _registers_at_once(count) if in_parts else REGISTERS
+        self.widened, at_once = widened, registers_at_once(count) if in_parts else REGISTERS
         self.parts = [range(r, r + at_once) for r in range(0, REGISTERS, at_once)]
         places = [(t, r) for t in self.vectors for r in range(REGISTERS)]
         self.totals = {place: alloca_once_value(builder, all_lanes(0.0)) for place in places}

@@ -6,7 +6,7 @@ Weights are widened to pairs of 16 bits, multiplied with pairs of inputs that ar
 added to what the groups before it gave.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, no_type_check
 
 import torch
@@ -16,7 +16,7 @@ from numba.core.cgutils import alloca_once_value, for_range
 from numba.extending import intrinsic
 
 from hybridrt.kernels.blocked_matrices import BLOCK
-from hybridrt.kernels.cpu.packed_dot import LINE, MOST_VECTORS, REGISTERS
+from hybridrt.kernels.cpu.packed_dot import LINE, MOST_VECTORS, REGISTERS, registers_at_once
 from hybridrt.kernels.cpu.tile_registers import HAS_TILES
 from hybridrt.kernels.cpu.vectors import (
     HAS_REGISTERS,
@@ -57,21 +57,23 @@ _SMALL_NUMBERS = ir.Constant(
 
 
 @no_type_check
-def make_group_dot(bits: int) -> Callable[..., Any]:
+def make_group_dot(
+    bits: int, counts: Iterable[int] = range(1, MOST_VECTORS + 1)
+) -> Callable[..., Any]:
     """A function `(ahead, count, values, scales, groups, group, numbers, of_groups, bytes, sums)`.
 
     All are addresses or numbers: of the values and scales of a block, of its groups and of inputs
-    in one, of the numbers of the first of 1 to `MOST_VECTORS` vectors and what it has of these
-    groups, of bytes from a vector to the next, and of `float32[count, BLOCK]`, to which it adds. It
-    begins to read what lies `ahead` bytes behind the values that it multiplies. With 16 bits values
-    have been widened.
+    in one, of the numbers of the first of `count` vectors (one of `counts`) and what it has of
+    these groups, of bytes from a vector to the next, and of `float32[count, BLOCK]`, to which it
+    adds. It begins to read what lies `ahead` bytes behind the values that it multiplies. With 16
+    bits values have been widened.
     """
 
     @intrinsic
     def dot(context, ahead, count, values, scales, groups, group, numbers, of_groups, step, sums):
         def code(context, builder, signature, args):
             ahead, count, *of_weight, group = args[:6]
-            for number in range(1, MOST_VECTORS + 1):
+            for number in counts:
                 with builder.if_then(builder.icmp_signed("==", count, _LONG(number))):
                     own = _Group(builder, bits, group, ahead, FURTHER)
                     own.multiply(number, *of_weight, *args[6:])
@@ -149,8 +151,14 @@ class _Group:
         self.ahead, self.further = ahead, further
         self.pairs = 4 if bits == 4 else 1  # at a time, of what is loaded at once
 
-    def multiply(self, count, values, scales, groups, numbers, of_groups, step, sums):
-        b, places = self.builder, [(t, r) for t in range(count) for r in range(REGISTERS)]
+    def multiply(self, count, *args):
+        """In parts of the outputs where registers don't hold all sums."""
+        at_once = REGISTERS if HAS_REGISTERS else registers_at_once(count)
+        for first in range(0, REGISTERS, at_once):
+            self._multiply_part(range(first, first + at_once), count, *args)
+
+    def _multiply_part(self, part, count, values, scales, groups, numbers, of_groups, step, sums):
+        b, places = self.builder, [(t, r) for t in range(count) for r in part]
         found = {place: alloca_once_value(b, all_lanes(0, _INTS)) for place in places}
         given = [b.add(numbers, b.mul(step, _LONG(t))) for t in range(count)]
         starts = [b.add(of_groups, b.mul(step, _LONG(t))) for t in range(count)]
@@ -166,8 +174,9 @@ class _Group:
             own = b.add(values, self._times(before, BLOCK // 8 * self.bits))
             with for_range(b, b.udiv(self.group, _LONG(2 * self.pairs))) as turn:
                 at = b.add(self._times(before, 2), self._times(turn.index, 4 * self.pairs))
-                self._step(own, turn.index, [b.add(vector, at) for vector in given], found)
-            of_outputs = self._scales(b.add(scales, self._times(loop.index, 2 * BLOCK)))
+                self._step(own, turn.index, [b.add(vector, at) for vector in given], found, part)
+            at_scales = b.add(scales, self._times(loop.index, 2 * BLOCK))
+            of_outputs = dict(zip(part, self._scales(at_scales, part), strict=True))
             for t, r in places:
                 power = self._load(starts[t], of_group, ir.FloatType(), 4)
                 to = b.add(sums, _LONG(4 * (t * BLOCK + r * LANES)))
@@ -195,10 +204,10 @@ class _Group:
             for r, scale in enumerate(of_outputs):
                 yield b.add(self._times(loop.index, 4 * BLOCK), _LONG(4 * LANES * r)), scale, power
 
-    def _scales(self, address):
-        """Of all outputs, in registers."""
+    def _scales(self, address, part=range(REGISTERS)):
+        """Of these outputs, in registers."""
         b, raw = self.builder, ir.VectorType(_HALF, LANES)
-        halves = [self._load(address, _LONG(2 * LANES * r), raw, 2) for r in range(REGISTERS)]
+        halves = [self._load(address, _LONG(2 * LANES * r), raw, 2) for r in part]
         words = [b.shl(b.zext(half, _INTS), all_lanes(16, _INTS)) for half in halves]
         return [b.bitcast(word, _FLOATS) for word in words]
 
@@ -237,16 +246,18 @@ class _Group:
                 row = b.add(self._times(turn.index, self.pairs), _LONG(k))
                 self._store(b.bitcast(found, _INTS), block, row, r)
 
-    def _step(self, values, turn, vectors, sums):
+    def _step(self, values, turn, vectors, sums, part):
         """Adds products of what is loaded at once."""
         b = self.builder
-        for k, r, words in self._words(values, turn):
+        for k, r, words in self._words(values, turn, part=part):
             for t, vector in enumerate(vectors):
                 pair = in_each_lane(b, self._load(vector, _LONG(4 * k), INT32, 2))
                 products = _products(b, words, pair)
                 b.store(b.add(b.load(sums[t, r]), products), sums[t, r])
 
-    def _words(self, values, turn, widened=True) -> Iterator[tuple[int, int, Any]]:
+    def _words(
+        self, values, turn, widened=True, part=range(REGISTERS)
+    ) -> Iterator[tuple[int, int, Any]]:
         """Which of a turn's pairs, which outputs, and such a pair of each, of 16 bits a number.
 
         Those of 8 bits stand side by side in the lower half if they aren't `widened`.
@@ -260,10 +271,7 @@ class _Group:
                 if self.further:
                     begin_to_read(b, b.add(place, _LONG(self.further + line)), 2)
         of_turn = BLOCK * (2 if self.bits == 8 else 4)
-        places = [
-            b.add(self._times(turn, of_turn), _LONG(of_turn // REGISTERS * r))
-            for r in range(REGISTERS)
-        ]
+        places = [b.add(self._times(turn, of_turn), _LONG(of_turn // REGISTERS * r)) for r in part]
         if self.bits == 8 and widened:
             raw = ir.VectorType(ir.IntType(8), 2 * LANES)
             loaded = [self._load(values, at, raw, 1) for at in places]
@@ -274,7 +282,7 @@ class _Group:
         else:
             loaded = [self._load(values, at, _INTS, 1) for at in places]
         for k in range(self.pairs):
-            for r, words in enumerate(loaded):
+            for r, words in zip(part, loaded, strict=True):
                 if self.bits == 4:
                     words = b.lshr(words, all_lanes(4 * k, _INTS)) if k else words
                     words = b.and_(words, all_lanes(_NIBBLES, _INTS))

@@ -37,10 +37,13 @@ from hybridrt.kernels.cpu.tile_registers import (
     release_tiles,
     take_tiles,
 )
-from hybridrt.kernels.cpu.vectors import aligned, pointer
+from hybridrt.kernels.cpu.vectors import HAS_REGISTERS, aligned, pointer
 from hybridrt.kernels.cpu.whole_inputs import make_whole, of_groups, row_bytes
 
-FEW = 2 * MOST_VECTORS  # tokens for which weights are widened again with every turn of them
+FEW = 2 * MOST_VECTORS if HAS_REGISTERS else 1
+"""Tokens for which weights are widened again with every turn of them. With AVX2 outputs take turns,
+too."""
+
 FEWEST_BY_BYTES, FEWEST_BY_PAIRS = 10, 8
 """Tokens that AMX multiplies with weights of 8 bits, and of 4: fewer take less time in one turn or
 two, without sums that are put down."""
@@ -49,7 +52,12 @@ TOKENS = 128  # at a time: their sums stay in the second cache
 TOGETHER = 128  # inputs that are widened at once
 WIDENED = TOGETHER // 2 * BLOCK  # pairs that they are, of all outputs: 16 KiB
 
-_dot_8, _dot_4, _dot_wide = make_group_dot(8), make_group_dot(4), make_group_dot(16)
+_DIRECT = range(1, min(MOST_VECTORS, FEW) + 1)
+_dot_8, _dot_4, _dot_wide = (
+    make_group_dot(8, _DIRECT),
+    make_group_dot(4, _DIRECT),
+    make_group_dot(16),
+)
 _widen_8, _widen_4 = make_group_widen(8, False), make_group_widen(4, False)
 _to_bytes_8, _to_bfloat16_4 = make_group_widen(8, True), make_group_widen(4, True)
 
