@@ -67,3 +67,12 @@ def put_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, str, Callable[...,
         monkeypatch.setattr(module, name, run)
 
     return put
+
+
+@pytest.fixture
+def rows_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has a row's products in the interpreter hang on the row alone, as on a GPU."""
+    if not HAS_GPU and find_spec("triton"):
+        from tests.kernels.triton.interpreter import exact_dot, interpreter
+
+        monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", exact_dot)

@@ -139,6 +139,7 @@ def test_what_is_no_number_has_experts_all_the_same(place: Place) -> None:
     assert ids.tolist() == [[0, 1, 2]] * 3
 
 
+@pytest.mark.usefixtures("rows_alike")
 @pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
 def test_a_tokens_experts_do_not_depend_on_the_others(place: Place, scores: Scores) -> None:
     x, weight = _normal(40, 600, seed=0).to(*place), _normal(30, 600, seed=1).to(*place)
