@@ -25,7 +25,8 @@ def compiled(step: DecodeStep, sizes: Sequence[int]) -> DecodeStep:
         if batch.num_rows in ready:
             return graph(batch)
         # By default torch takes 8 shapes for a mistake.
-        with torch._dynamo.config.patch(recompile_limit=max(8, len(sizes))):
+        config = torch._dynamo.config
+        with config.patch(recompile_limit=max(config.recompile_limit, len(sizes))):
             logits = graph(batch)
         ready.add(batch.num_rows)
         return logits

@@ -44,9 +44,13 @@ def test_tokens_and_logprobs_are_the_same(name: str, graphs: Graphs) -> None:
     assert len(graphs.traced) == len({1, 2, 4})
 
 
-def test_more_sizes_than_torch_recompiles_for_by_default(graphs: Graphs) -> None:
-    llm = small_llm(compile=True, max_num_seqs=64, max_num_batched_tokens=64, cache_memory="16MiB")
-    prompts = {n: [[1 + i % 9] for i in range(n)] for n in (1, 2, 4, 8, 16, 24, 32, 40, 48, 64)}
+def test_more_sizes_than_torch_recompiles_for_by_default(
+    graphs: Graphs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # By default it is 8, so that as many graphs and more would have to be traced.
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 2)
+    llm = small_llm(compile=True, max_num_seqs=8, max_num_batched_tokens=64, cache_memory="16MiB")
+    prompts = {n: [[1 + i % 9] for i in range(n)] for n in (1, 2, 4, 8)}
     for batch in prompts.values():
         llm.generate(batch, GREEDY)
     assert len(graphs.traced) == len(prompts) > torch._dynamo.config.recompile_limit
