@@ -34,11 +34,11 @@ class MappedReuse(ReuseMachine):
 
 TestMappedPages = MappedPages.TestCase
 TestMappedPages.settings = settings(
-    max_examples=50, stateful_step_count=25, deadline=None, derandomize=True
+    max_examples=35, stateful_step_count=25, deadline=None, derandomize=True
 )
 TestMappedReuse = MappedReuse.TestCase
 TestMappedReuse.settings = settings(
-    max_examples=50, stateful_step_count=25, deadline=None, derandomize=True
+    max_examples=35, stateful_step_count=25, deadline=None, derandomize=True
 )
 
 

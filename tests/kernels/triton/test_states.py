@@ -212,6 +212,7 @@ def test_delta_rule_of_larger_numbers_leaves_the_same_bits(place: Place, per_cha
     assert torch.equal(*states)
 
 
+@ONE_DTYPE_HERE
 @bounded(4)
 @given(lengths=ragged(longest=20, most_rows=2), width=st.integers(1, 7), seed=st.integers(0, 2**16))
 def test_ragged_batches(place: Place, lengths: Ragged, width: int, seed: int) -> None:
@@ -272,6 +273,7 @@ def test_a_row_longer_than_a_chunk_and_one_that_follows(place: Place, name: str)
     following._check(following.KERNELS[name], (place[0], "triton"), company, place[1])
 
 
+@ONE_DTYPE_HERE
 def test_ssd_of_rows_that_follow_at_ends_of_chunks(place: Place) -> None:
     company = Company(2, (Chain("own", (32, 64, 1, 65)), Chain(None, (63, 2)), Chain(0, (128,))))
     following._check(following.KERNELS["ssd"], (place[0], "triton"), company, place[1])
