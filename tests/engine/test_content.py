@@ -80,7 +80,7 @@ class ContentMachine(RequestMachine):
 
 TestContent = ContentMachine.TestCase
 TestContent.settings = settings(
-    max_examples=100, stateful_step_count=30, deadline=None, derandomize=True
+    max_examples=75, stateful_step_count=30, deadline=None, derandomize=True
 )
 
 
