@@ -24,7 +24,7 @@ def compiled(step: DecodeStep, sizes: Sequence[int]) -> DecodeStep:
     def run(batch: ForwardBatch) -> Float[Tensor, "rows vocab"]:
         if batch.num_rows in ready:
             return graph(batch)
-        # By default torch takes 8 shapes for a mistake.
+        # torch takes more shapes than it has a limit for, which is 8, for a mistake.
         config = torch._dynamo.config
         with config.patch(recompile_limit=max(config.recompile_limit, len(sizes))):
             logits = graph(batch)

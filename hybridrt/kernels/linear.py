@@ -120,6 +120,15 @@ def lay_blocks(weight: Float[Tensor, "outputs inputs"]) -> BlockedWeight | None:
     return BlockedWeight(blocks, weight.shape)
 
 
+def lay_out(weight: Float[Tensor, "outputs inputs"]) -> Tensor | BlockedWeight:
+    """The weight as `linear` reads it fastest: in blocks, as `pack_weight` makes it, or itself."""
+    blocked = lay_blocks(weight)
+    if blocked is not None:
+        return blocked
+    packed = pack_weight(weight)
+    return find_blocks(packed, weight) or packed
+
+
 def linear(
     x: Float[Tensor, "*batch inputs"],
     weight: Float[Tensor, "outputs inputs"] | QuantisedWeight | BlockedWeight,

@@ -10,12 +10,10 @@ from torch.compiler import is_compiling
 from hybridrt.kernels.gated import gated
 from hybridrt.kernels.linear import (
     BlockedWeight,
-    find_blocks,
     gated_linear,
-    lay_blocks,
+    lay_out,
     linear,
     linear_each,
-    pack_weight,
 )
 from hybridrt.kernels.quantised_linear import (
     Bits,
@@ -62,11 +60,12 @@ class Linear(nn.Module):
         if bits is not None and can_quantise(self.weight, bits):
             self.quantised = quantise_weight(self.weight, bits)
             packed = self.weight.to("meta")  # its shape is left, and no memory
-        elif (blocked := lay_blocks(self.weight)) is not None:
-            self.blocked, packed = blocked, self.weight.to("meta")
         else:
-            packed = pack_weight(self.weight)
-            self.blocked = find_blocks(packed, self.weight)
+            packed = lay_out(self.weight)
+            if isinstance(packed, BlockedWeight):
+                self.blocked, packed = packed, packed.packed
+                if not packed.is_mkldnn:  # but blocks of our own
+                    packed = self.weight.to("meta")
         if packed is not self.weight:
             self.weight = nn.Parameter(packed, requires_grad=False)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from hybridrt.kernels.linear import find_blocks, lay_blocks, linear, pack_weight
+from hybridrt.kernels.linear import lay_out, linear
 from hybridrt.measure.timing import median_seconds
 
 _CPU_INFO = Path("/proc/cpuinfo")
@@ -90,10 +90,7 @@ def square_product(
 ) -> Callable[[], torch.Tensor]:
     """A product of two square matrices, by the kernel that a layer of that size would take."""
     x, plain = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-    weight = lay_blocks(plain)
-    if weight is None:
-        packed = pack_weight(plain)
-        weight = find_blocks(packed, plain) or packed
+    weight = lay_out(plain)
     return lambda: linear(x, weight, None)
 
 

@@ -46,7 +46,7 @@ def test_tokens_and_logprobs_are_the_same(name: str, graphs: Graphs) -> None:
 
 @torch._dynamo.config.patch(recompile_limit=2)
 def test_more_sizes_than_torch_recompiles_for_by_default(graphs: Graphs) -> None:
-    """By default it is for 8, so that as many graphs and more would have to be traced."""
+    """torch's own limit is 8, and so many graphs take long to trace."""
     llm = small_llm(compile=True, max_num_seqs=8, max_num_batched_tokens=64, cache_memory="16MiB")
     prompts = {n: [[1 + i % 9] for i in range(n)] for n in (1, 2, 4, 8)}
     for batch in prompts.values():

@@ -100,6 +100,7 @@ def packed_linear(
     return out
 
 
+# Of what AVX2 doesn't take nothing is compiled for it.
 _dot = make_packed_dot(range(1, MOST_DIRECT + 1), LINES)
 _dot_some = make_packed_dot(range(3, MOST_VECTORS + 1 if HAS_REGISTERS else 3), PART)
 _dot_wide = make_packed_dot(

@@ -1,6 +1,7 @@
-"""Takes from Triton's interpreter what it does again and again to no end.
+"""What tests change in Triton's interpreter.
 
-The results are the same, in less time.
+For all of them, what it does again and again to no end is taken from it: the results are the same,
+in less time. For some, rows of a product don't hang on where they stand.
 """
 
 from dataclasses import replace
