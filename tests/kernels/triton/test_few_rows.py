@@ -59,6 +59,7 @@ def test_each_tile(place: Place, tile: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert_right(few_rows.few_rows_linear(x, weight, None), _multiply, x, weight)
 
 
+@pytest.mark.usefixtures("rows_alike")
 @OF_16_BITS
 def test_a_row_has_the_same_bits_among_others(place: Place) -> None:
     from hybridrt.kernels.triton.few_rows import few_rows_linear
