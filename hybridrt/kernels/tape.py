@@ -13,14 +13,13 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from hybridrt.kernels.backend import has_numba
 from hybridrt.kernels.tape_memory import TapeMemory
@@ -36,6 +35,8 @@ _READS = frozenset(
 aten = torch.ops.aten
 
 COPIES = (aten._to_copy.default, aten.clone.default)
+
+_OF_MASKS = (torch.bool, torch.uint8)
 
 _OF_OTHERS = torch._C.DispatchKey.CompositeImplicitAutograd
 """Under which torch keeps how operations are made of others."""
@@ -96,16 +97,17 @@ class Tape:
         self, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
     ) -> Any:
         """Notes one of torch's operations, and returns what it will write every time."""
-        results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        is_view = not op._schema.is_mutable and _are_views(results, given)
-        if not is_view and any(_memory(tensor) in self._for_kernels for tensor in given):
+        traits = _traits(op)
+        results = _tensors(_several(result))
+        read = {_memory(tensor) for tensor in _tensors((*args, *kwargs.values()))}
+        is_view = not traits.writes and all(_memory(tensor) in read for tensor in results)
+        if not is_view and not self._for_kernels.isdisjoint(read):
             self.flaw = f"{op} reads what is for kernels alone"
-        elif _depends_on_numbers(op, args):
+        elif traits.depends_on_numbers or _reads_a_mask(op, args):
             self.flaw = f"{op} gives what depends on numbers in a tensor"
-        elif op._schema.is_mutable:
+        elif traits.writes:
             self.add(partial(op._op, **kwargs), tuple(args))
-        elif _only_allocates(op):
+        elif traits.only_allocates:
             return self.lend(result)
         elif not is_view and _kernel_for(op, args, kwargs, results) is not None:
             return self._add_kernel(op, args, kwargs, results[0])
@@ -120,7 +122,7 @@ class Tape:
         lent = self.lend(result)
         again = _kernel_for(op, args, kwargs, [lent])
         assert again is not None, op
-        self.hold(*(leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)))
+        self.hold(*_tensors(args))
         again()  # the same numbers once more, by a call that is noted
         return lent
 
@@ -180,12 +182,12 @@ class _Operations(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        with self:  # of an operation made of others, those are noted
-            result = _by_its_parts(func, args, kwargs)
-        if result is NotImplemented:
-            result = func(*args, **kwargs)
-            return self._tape.add_operation(func, args, kwargs, result)
-        return result
+        if _traits(func).is_made_of_others:
+            with self:  # those are noted
+                # `func.decompose` would make some of them in Python, for which torch imports its
+                # symbols, which takes a tenth of a second.
+                return func._op_dk(_OF_OTHERS, *args, **kwargs)
+        return self._tape.add_operation(func, args, kwargs, func(*args, **kwargs))
 
 
 class _Functions(TorchFunctionMode):
@@ -209,24 +211,33 @@ class _Functions(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _by_its_parts(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """The result of an operation made of others, as it ever is made; of any other NotImplemented.
+class _Traits(NamedTuple):
+    """What is known of an operation before it is called."""
 
-    `op.decompose` would make some of them in Python, for which torch imports its symbols, which
-    takes a tenth of a second.
-    """
-    if not torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), _OF_OTHERS):
-        return NotImplemented
-    return op._op_dk(_OF_OTHERS, *args, **kwargs)
+    is_made_of_others: bool
+    writes: bool
+    """Into what it is given."""
+    only_allocates: bool
+    depends_on_numbers: bool
+    """Whether its result's shape does, or what is no tensor."""
 
 
-def _depends_on_numbers(op: OpOverload, args: Sequence[Any]) -> bool:
-    """Whether the result's shape, or what is no tensor, depends on the numbers in a tensor."""
-    if op is aten.index.Tensor:  # of a mask its shape does
-        indices = [index for index in args[1] if index is not None]
-        return any(index.dtype in (torch.bool, torch.uint8) for index in indices)
+@cache
+def _traits(op: OpOverload) -> _Traits:
     of_numbers = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
-    return any(tag in op.tags for tag in of_numbers)
+    return _Traits(
+        is_made_of_others=torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), _OF_OTHERS),
+        writes=op._schema.is_mutable,
+        only_allocates=op._schema.name.startswith(("aten::empty", "aten::new_empty")),
+        depends_on_numbers=op is not aten.index.Tensor and any(t in op.tags for t in of_numbers),
+    )
+
+
+def _reads_a_mask(op: OpOverload, args: Sequence[Any]) -> bool:
+    """Whether it indexes by one, on whose numbers its result's shape depends."""
+    if op is not aten.index.Tensor:
+        return False
+    return any(index is not None and index.dtype in _OF_MASKS for index in args[1])
 
 
 def _kernel_for(
@@ -240,14 +251,19 @@ def _kernel_for(
     return kernel_for(op, args, results[0])
 
 
-def _only_allocates(op: OpOverload) -> bool:
-    return op._schema.name.startswith(("aten::empty", "aten::new_empty"))
+def _tensors(values: Iterable[Any]) -> list[Tensor]:
+    """Those among an operation's arguments or results, and in lists of theirs."""
+    found: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found += (item for item in value if isinstance(item, Tensor))
+    return found
 
 
-def _are_views(results: Sequence[Tensor], given: Sequence[Tensor]) -> bool:
-    """Whether results stand in the memory of an argument."""
-    memory = {_memory(tensor) for tensor in given}
-    return all(_memory(result) in memory for result in results)
+def _several(result: Any) -> Iterable[Any]:
+    return result if isinstance(result, list | tuple) else (result,)
 
 
 def _memory(tensor: Tensor) -> int:
@@ -259,7 +275,7 @@ def _copy_results(
     op: OpOverload, results: Sequence[Tensor], kwargs: Mapping[str, Any], *args: Any
 ) -> None:
     again = op(*args, **kwargs)
-    for result, new in zip(results, tree_leaves(again), strict=True):
+    for result, new in zip(results, _tensors(_several(again)), strict=True):
         result.copy_(new)
 
 
