@@ -33,6 +33,7 @@ from tests.reuse.trees import (
     NUM_NEW,
     Growth,
     assert_same,
+    expect,
     expected,
     grow,
     largest_error,
@@ -113,7 +114,9 @@ BRANCHES = tuple(Growth(0, 33, n, False, GREEDY, 5 * n, None) for n in range(6))
 def test_on_is_off(name: str, setting: Setting, tree: tuple[Growth, ...]) -> None:
     llm = open_reusing(name, setting)
     prompts = list(grow(name, tree))
-    for index, output in run_tree(llm, prompts).items():
+    outputs = run_tree(llm, prompts)
+    expect(name, ((prompts[index][1], prompts[index][0].params) for index in outputs))
+    for index, output in outputs.items():
         growth, prompt = prompts[index]
         assert output.num_cached_tokens < len(prompt)
         assert_same(output, expected(name, prompt, growth.params))
@@ -137,8 +140,9 @@ def test_a_hit_at_every_position_of_a_prompt(name: str, page_size: int, length: 
     llm = open_llm(name, page_size=page_size, checkpoint_interval=1, max_model_len=LONGEST)
     has_states = any(group.kind == "state" for group in llm.plan.groups)
     llm.generate([prompt], GREEDY)
-    for position in range(1, length):
-        parted = [*prompt[:position], (prompt[position] + 1) % vocab, 3, 4]
+    prompts = [[*prompt[:n], (prompt[n] + 1) % vocab, 3, 4] for n in range(1, length)]
+    expect(name, ((parted, GREEDY) for parted in prompts))
+    for position, parted in enumerate(prompts, start=1):
         (output,) = llm.generate([parted], GREEDY)
         expected_hit = position if has_states else position // page_size * page_size
         assert output.num_cached_tokens == expected_hit
@@ -251,6 +255,7 @@ def test_preempted_ones_find_their_own_pages_again(name: str) -> None:
         grow(name, tuple(Growth(0, 1 + n, 30, False, GREEDY, 0, None) for n in range(4)))
     )
     outputs = run_tree(llm, prompts)
+    expect(name, ((prompt, GREEDY) for _, prompt in prompts))
     for index, output in outputs.items():
         assert_same(output, expected(name, prompts[index][1], GREEDY))
     assert len(outputs) == 4

@@ -2,7 +2,7 @@
 
 import functools
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -66,19 +66,34 @@ def _plain(name: str, options: tuple[tuple[str, Any], ...]) -> LLM:
     return open_llm(name, **choices)
 
 
+Options = tuple[tuple[str, Any], ...]
+_known: dict[tuple[str, Options, tuple[int, ...], SamplingParams], RequestOutput] = {}
+
+
 def expected(
     name: str, prompt: Sequence[int], params: SamplingParams, **options: Any
 ) -> RequestOutput:
-    """What a prompt gives alone, without a prefix cache."""
-    return _expected(name, tuple(prompt), params, tuple(sorted(options.items())))
+    """What a prompt gives without a prefix cache: alone, if it isn't known already."""
+    expect(name, [(prompt, params)], **options)
+    return _known[name, tuple(sorted(options.items())), tuple(prompt), params]
 
 
-@functools.lru_cache(4000)
-def _expected(
-    name: str, prompt: tuple[int, ...], params: SamplingParams, options: tuple[tuple[str, Any], ...]
-) -> RequestOutput:
-    (output,) = plain(name, **dict(options)).generate([list(prompt)], params)
-    return output
+def expect(
+    name: str, wanted: Iterable[tuple[Sequence[int], SamplingParams]], **options: Any
+) -> None:
+    """Computes what prompts give in one batch, in a fraction of the steps, for `expected`.
+
+    That each gives there what it gives alone is tests/models/test_invariances.py's to show.
+    """
+    chosen = tuple(sorted(options.items()))
+    keys = {(name, chosen, tuple(prompt), params) for prompt, params in wanted}
+    missing = sorted(keys - _known.keys(), key=lambda key: key[2])
+    if not missing:
+        return
+    outputs = plain(name, **options).generate(
+        [list(prompt) for *_, prompt, _ in missing], [params for *_, params in missing]
+    )
+    _known.update(zip(missing, outputs, strict=True))
 
 
 def grow(name: str, tree: Sequence[Growth], **options: Any) -> Iterator[tuple[Growth, list[int]]]:
