@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 from hybridrt import LLM, SamplingParams
@@ -49,8 +49,13 @@ def _cold(name: str) -> LLM:
 
 def cold(name: str, tokens: Sequence[int], params: SamplingParams) -> list[int]:
     """What the model generates behind these tokens, with nothing reused."""
+    return [*_generated(name, tuple(tokens), params)]
+
+
+@cache
+def _generated(name: str, tokens: tuple[int, ...], params: SamplingParams) -> tuple[int, ...]:
     (output,) = _cold(name).generate([list(tokens)], params)
-    return output.outputs[0].token_ids
+    return tuple(output.outputs[0].token_ids)
 
 
 @contextmanager
