@@ -95,7 +95,10 @@ def solve_chunks(
         strength, strength_u = strength.to(tl.float32), strength_u.to(tl.float32)
         if PER_CHANNEL:
             place = overlaps + at * 4 * HALF * HALF + (i * 2 * HALF)[:, None] + i[None, :]
-            of_first, of_second = tl.load(place), tl.load(place + 2 * HALF * HALF + HALF)
+            # Above the diagonal stands whatever stood in that memory before.
+            is_earlier = i[None, :] < i[:, None]
+            of_first = tl.where(is_earlier, tl.load(place), 0.0)
+            of_second = tl.where(is_earlier, tl.load(place + 2 * HALF * HALF + HALF), 0.0)
             across = tl.load(place + 2 * HALF * HALF)
         else:
             of_first, of_second, across = _weigh(

@@ -168,6 +168,21 @@ def test_delta_rule(place: Place, sizes: delta.Sizes) -> None:
     delta._check(FEW, place[1], (place[0], "triton"), sizes)
 
 
+@ONE_DTYPE_HERE
+def test_delta_rule_in_memory_full_of_infinities(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What one kernel leaves out no other counts with: not even times zero would it be zero."""
+    empty = torch.empty
+
+    def infinite(*args: Any, **kwargs: Any) -> Tensor:
+        made = empty(*args, **kwargs)
+        return made.fill_(torch.inf) if made.is_floating_point() else made
+
+    monkeypatch.setattr(torch, "empty", infinite)
+    delta._check(FEW, place[1], (place[0], "triton"), delta.PER_CHANNEL)
+
+
 @pytest.mark.parametrize("lengths", LENGTHS[:2], ids=str)
 def test_delta_rule_of_a_token(place: Place, lengths: Ragged) -> None:
     delta._check(lengths, torch.float32, (place[0], "triton"))
