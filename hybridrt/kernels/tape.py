@@ -281,7 +281,7 @@ def _copy_results(
 
 @cache
 def _writer(op: OpOverload) -> tuple[OpOverload, str] | None:
-    """The same operation with an argument into which it writes its one result, and the name of that."""
+    """The same operation that writes its one result into an argument, and that one's name."""
     wanted = [(argument.name, str(argument.type)) for argument in op._schema.arguments]
     for name in op.overloadpacket.overloads():
         other = getattr(op.overloadpacket, name)
