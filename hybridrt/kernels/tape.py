@@ -98,7 +98,7 @@ class Tape:
     ) -> Any:
         """Notes one of torch's operations, and returns what it will write every time."""
         traits = _traits(op)
-        results = _tensors(_several(result))
+        results = _tensors([result])
         read = {_memory(tensor) for tensor in _tensors((*args, *kwargs.values()))}
         is_view = not traits.writes and all(_memory(tensor) in read for tensor in results)
         if not is_view and not self._for_kernels.isdisjoint(read):
@@ -258,12 +258,8 @@ def _tensors(values: Iterable[Any]) -> list[Tensor]:
         if isinstance(value, Tensor):
             found.append(value)
         elif isinstance(value, list | tuple):
-            found += (item for item in value if isinstance(item, Tensor))
+            found += _tensors(value)
     return found
-
-
-def _several(result: Any) -> Iterable[Any]:
-    return result if isinstance(result, list | tuple) else (result,)
 
 
 def _memory(tensor: Tensor) -> int:
@@ -275,7 +271,7 @@ def _copy_results(
     op: OpOverload, results: Sequence[Tensor], kwargs: Mapping[str, Any], *args: Any
 ) -> None:
     again = op(*args, **kwargs)
-    for result, new in zip(results, _tensors(_several(again)), strict=True):
+    for result, new in zip(results, _tensors([again]), strict=True):
         result.copy_(new)
 
 

@@ -21,6 +21,8 @@ DRAWN = SamplingParams(temperature=0.9, seed=5, max_tokens=NUM_NEW, ignore_eos=T
 SCORED = SamplingParams(
     temperature=0.0, max_tokens=NUM_NEW, ignore_eos=True, logprobs=2, prompt_logprobs=0
 )
+Options = tuple[tuple[str, Any], ...]
+
 KINDS_OF_PARAMS = (GREEDY, GREEDY, DRAWN, SCORED)
 
 
@@ -61,12 +63,11 @@ def plain(name: str, **options: Any) -> LLM:
 
 
 @functools.cache
-def _plain(name: str, options: tuple[tuple[str, Any], ...]) -> LLM:
+def _plain(name: str, options: Options) -> LLM:
     choices = {"max_model_len": LONGEST + NUM_NEW, "enable_prefix_caching": False, **dict(options)}
     return open_llm(name, **choices)
 
 
-Options = tuple[tuple[str, Any], ...]
 _known: dict[tuple[str, Options, tuple[int, ...], SamplingParams], RequestOutput] = {}
 
 
@@ -86,8 +87,8 @@ def expect(
     That each gives there what it gives alone is tests/models/test_invariances.py's to show.
     """
     chosen = tuple(sorted(options.items()))
-    keys = {(name, chosen, tuple(prompt), params) for prompt, params in wanted}
-    missing = sorted(keys - _known.keys(), key=lambda key: key[2])
+    keys = dict.fromkeys((name, chosen, tuple(prompt), params) for prompt, params in wanted)
+    missing = [key for key in keys if key not in _known]
     if not missing:
         return
     outputs = plain(name, **options).generate(
