@@ -17,6 +17,7 @@ from numba.core.types import ExternalFunction
 
 import hybridrt.kernels.cpu as kernels
 from hybridrt.kernels.cpu.jit import _APART, Kernel, argument
+from hybridrt.kernels.cpu.share import run_workers, share, share_each
 
 MODULES = [name for _, name, _ in pkgutil.iter_modules(kernels.__path__, f"{kernels.__name__}.")]
 
@@ -78,6 +79,8 @@ def _called(function: Any, seen: set[Any]) -> Iterator[ExternalFunction]:
         value = function.__globals__.get(name)
         if isinstance(value, ExternalFunction):
             yield value
+        elif value is share or value is share_each:
+            yield run_workers
         elif isinstance(value, Dispatcher):
             yield from _called(value.py_func, seen)
         elif isinstance(value, FunctionType) and value.__module__ in MODULES:
@@ -92,7 +95,7 @@ def test_what_is_called_is_said(name: str) -> None:
     """Else compiled code wouldn't find it in a process that takes the code from disk."""
     module = importlib.import_module(name)
     kernels = [value.__wrapped__ for value in vars(module).values() if isinstance(value, Kernel)]
-    for function in [*kernels, *_APART.values()]:
+    for function in [*kernels, *(function for function, _ in _APART.values())]:
         if function.__module__ == name:
             said = getattr(function, "calls", ())
             assert set(_called(function, set())) == set(said), function

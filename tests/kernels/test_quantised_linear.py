@@ -207,7 +207,7 @@ def test_products_on_every_kind_of_processor(
 def _whole(x: torch.Tensor, group: int, bits: Bits) -> torch.Tensor:
     tokens, inputs = x.shape
     rows = torch.empty(tokens, row_bytes(inputs, inputs // group), dtype=torch.uint8)
-    quantised._make_some_whole(x.data_ptr(), rows.data_ptr(), tokens, inputs, group, bits, True)
+    quantised._make_whole(1, x.data_ptr(), rows.data_ptr(), tokens, inputs, group, bits, True)
     return rows
 
 

@@ -43,8 +43,9 @@ from hybridrt.kernels.cpu.attend_tile import (
     weigh,
 )
 from hybridrt.kernels.cpu.bfloat16 import address_of, as_float, elements, integers, singles
-from hybridrt.kernels.cpu.jit import FIRST, calls, inner, sharing_kernel
+from hybridrt.kernels.cpu.jit import FIRST, calls, inner
 from hybridrt.kernels.cpu.pairs import BY_PAIRS
+from hybridrt.kernels.cpu.share import share, sharing_kernel
 from hybridrt.kernels.cpu.tile_registers import (
     OUTPUTS,
     ROWS,
@@ -187,7 +188,7 @@ def _write_heads(
 @inner
 @no_type_check
 def _work(
-    by_tiles, worker, workers, q, heads, k, more, v, table, table_stride, positions, sizes, scale,
+    worker, workers, by_tiles, q, heads, k, more, v, table, table_stride, positions, sizes, scale,
     softcap, sinks, pieces, jobs, apart_rows, kv_heads, parts, apart, apart_tops, apart_totals, out
 ):  # fmt: skip  # pragma: no cover
     """Every job whose turn it is: a piece of a row, and some query heads."""
@@ -280,23 +281,10 @@ def attend(
         seen = positions[row] + 1 - first_seen(positions[row], sizes.window, sizes.chunked)
         products += seen * heads * (sizes.k + sizes.more + sizes.v)
     workers = min(threads, jobs[rows], 1 + products // SHARE)
-    if workers == 1:
-        _work(
-            by_tiles, FIRST, workers, q, heads, k, more, v, table, table_stride, positions, sizes,
-            scale, softcap, sinks, pieces, jobs, apart_rows, kv_heads, parts, apart,
-            tops, totals, out
-        )  # fmt: skip
-        join_rows(FIRST, workers, heads, sizes.v, pieces, apart_rows, apart, tops, totals, out)
-        return
-    for worker in numba.prange(workers):
-        _work(
-            by_tiles, np.int64(worker), workers, q, heads, k, more, v, table, table_stride,
-            positions, sizes, scale, softcap, sinks, pieces, jobs, apart_rows, kv_heads, parts,
-            apart, tops, totals, out
-        )  # fmt: skip
+    given = (
+        by_tiles, q, heads, k, more, v, table, table_stride, positions, sizes, scale, softcap,
+        sinks, pieces, jobs, apart_rows, kv_heads, parts, apart, tops, totals, out
+    )  # fmt: skip
+    share(_work, workers, given)
     if joins > 0:
-        for worker in numba.prange(workers):
-            join_rows(
-                np.int64(worker), workers, heads, sizes.v, pieces, apart_rows, apart, tops,
-                totals, out
-            )  # fmt: skip
+        share(join_rows, workers, (heads, sizes.v, pieces, apart_rows, apart, tops, totals, out))

@@ -14,19 +14,12 @@ import numpy as np
 from hybridrt.kernels.cpu.attend_tile import NOTHING, capped, first_seen
 from hybridrt.kernels.cpu.bfloat16 import address_of, halves, integers, singles
 from hybridrt.kernels.cpu.fast_exp import LOG2_E
-from hybridrt.kernels.cpu.jit import (
-    ALONE,
-    FIRST,
-    argument,
-    calls,
-    inner,
-    inner_sums,
-    sharing_kernel,
-)
+from hybridrt.kernels.cpu.jit import argument, calls, inner, inner_sums
 from hybridrt.kernels.cpu.pack_tokens import pack_block
 from hybridrt.kernels.cpu.packed_dot import OUTPUTS
 from hybridrt.kernels.cpu.packed_linear import add_products
 from hybridrt.kernels.cpu.pairs import store_and_add
+from hybridrt.kernels.cpu.share import share, share_each, sharing_kernel
 from hybridrt.kernels.cpu.tile_registers import ROWS, release_tiles, take_tiles
 from hybridrt.kernels.cpu.tiles import add_near
 from hybridrt.kernels.cpu.vector_math import (
@@ -320,6 +313,19 @@ def _room(heads, blocks, pairs):  # pragma: no cover
     return aligned(heads * blocks * pairs).view(np.uint32).reshape(heads, blocks, pairs)
 
 
+@inner
+@no_type_check
+def _pack(
+    job, blocks, k, more, v, first, table, place, page_size, seen, skipped, k_blocks, v_blocks
+):  # fmt: skip  # pragma: no cover
+    """A block of one of the heads from the `first` on."""
+    head, block = divmod(job, blocks)
+    pack_block(
+        block, k, more, v, first + head, table, place, page_size, seen, skipped,
+        k_blocks[head, block], v_blocks[head, block]
+    )  # fmt: skip
+
+
 @sharing_kernel
 @calls(add_products)
 @no_type_check
@@ -352,22 +358,15 @@ def attend_blocks(
         v_blocks = _room(at_once, blocks, OUTPUTS * width // 2)
         for start in range(0, heads.kv_heads, at_once):
             count = min(at_once, heads.kv_heads - start)
-            for job in numba.prange(count * blocks):
-                head, block = divmod(np.int64(job), blocks)
-                pack_block(
-                    block, k, more, v, start + head, table, place, heads.page_size, seen, skipped,
-                    k_blocks[head, block], v_blocks[head, block]
-                )  # fmt: skip
-            if workers == 1:
-                _work(
-                    FIRST, ALONE, start, count, q, more_q, first, k_blocks, v_blocks, queries,
-                    context, heads, scale, softcap, sinks, of_out
-                )  # fmt: skip
-            else:
-                for worker in numba.prange(workers):
-                    _work(
-                        np.int64(worker), workers, start, count, q, more_q, first, k_blocks,
-                        v_blocks, queries, context, heads, scale, softcap, sinks, of_out
-                    )  # fmt: skip
+            source = (
+                blocks, k, more, v, start, table, place, heads.page_size, seen, skipped, k_blocks,
+                v_blocks
+            )  # fmt: skip
+            share_each(_pack, workers, count * blocks, source)
+            given = (
+                start, count, q, more_q, first, k_blocks, v_blocks, queries, context, heads, scale,
+                softcap, sinks, of_out
+            )  # fmt: skip
+            share(_work, workers, given)
     rest = (tokens - begin) * heads.q_heads * heads.v
     halves(out + 2 * begin * heads.q_heads * heads.v, rest)[:] = 0

@@ -14,8 +14,9 @@ from hybridrt.kernels.cpu.attend_jobs import MORE, find
 from hybridrt.kernels.cpu.attend_tile import NOTHING, first_seen
 from hybridrt.kernels.cpu.bfloat16 import address_of, singles
 from hybridrt.kernels.cpu.fours import FOUR
-from hybridrt.kernels.cpu.jit import ALONE, FIRST, inner, sharing_kernel
+from hybridrt.kernels.cpu.jit import inner
 from hybridrt.kernels.cpu.lane_tile import add_values, cap, hide, score, weigh
+from hybridrt.kernels.cpu.share import share, sharing_kernel
 from hybridrt.kernels.cpu.vectors import aligned, pointer
 
 TOKENS = 64  # at a time: their scores stay in the nearest cache
@@ -106,14 +107,7 @@ def attend_lanes(
     out = singles(out, queries * heads * sizes.v)
     jobs = sizes.kv_heads * ((queries * group + FOUR - 1) // FOUR)
     workers = min(threads, jobs)
-    if workers == 1:
-        _work(
-            FIRST, ALONE, q, k, more, v, table, position, queries, heads, sizes, scale, softcap,
-            sinks, out
-        )  # fmt: skip
-        return
-    for worker in numba.prange(workers):
-        _work(
-            np.int64(worker), workers, q, k, more, v, table, position, queries, heads, sizes, scale,
-            softcap, sinks, out
-        )  # fmt: skip
+    given = (
+        q, k, more, v, table, position, queries, heads, sizes, scale, softcap, sinks, out
+    )  # fmt: skip
+    share(_work, workers, given)

@@ -19,15 +19,16 @@ from hybridrt.kernels.cpu.expert_gates import SQUARED_RELU, Gate, apply_gate
 from hybridrt.kernels.cpu.expert_products import (
     blocks_of,
     make_room,
-    make_rows,
+    make_row,
     multiply_block,
     room_for_rows,
 )
-from hybridrt.kernels.cpu.jit import ALONE, FIRST, calls, inner, sharing_kernel
+from hybridrt.kernels.cpu.jit import calls, inner
 from hybridrt.kernels.cpu.moe import SMALL, Sizes, by_expert
 from hybridrt.kernels.cpu.packed_dot import OUTPUTS
 from hybridrt.kernels.cpu.packed_linear import add_products
 from hybridrt.kernels.cpu.quantised_linear import add_quantised
+from hybridrt.kernels.cpu.share import share, share_each, sharing_kernel
 from hybridrt.kernels.cpu.tile_registers import release_tiles, take_tiles
 from hybridrt.kernels.cpu.vectors import aligned
 from hybridrt.kernels.quantised_linear import QuantisedMatrices
@@ -240,36 +241,11 @@ def _run(
     if count < sizes.tokens * sizes.top_k:
         return False
     active = np.flatnonzero(starts[1:] > starts[:-1])
-    if threads == 1 or count * sizes.hidden < MUCH:
-        _gather(FIRST, ALONE, x, order, sizes, given)
-    else:
-        for worker in numba.prange(threads):
-            _gather(np.int64(worker), threads, x, order, sizes, given)
+    share(_gather, 1 if count * sizes.hidden < MUCH else threads, (x, order, sizes, given))
     rows = room_for_rows(first, sizes.hidden, count)
-    if threads == 1:
-        make_rows(FIRST, ALONE, first, given, sizes.hidden, count, rows)
-    else:
-        for worker in numba.prange(threads):
-            make_rows(np.int64(worker), threads, first, given, sizes.hidden, count, rows)
-    if threads == 1:
-        _first(FIRST, ALONE, given, rows, first, gate, starts, active, sizes, values)
-    else:
-        for worker in numba.prange(threads):
-            _first(
-                np.int64(worker), threads, given, rows, first, gate, starts, active, sizes, values
-            )
+    share_each(make_row, threads, len(rows) and count, (first, given, sizes.hidden, rows))
+    share(_first, threads, (given, rows, first, gate, starts, active, sizes, values))
     rows = room_for_rows(second, sizes.inner, count)
-    if threads == 1:
-        make_rows(FIRST, ALONE, second, values, sizes.inner, count, rows)
-    else:
-        for worker in numba.prange(threads):
-            make_rows(np.int64(worker), threads, second, values, sizes.inner, count, rows)
-    if threads == 1:
-        _second(FIRST, ALONE, values, rows, second, weights, order, starts, active, sizes, out)
-    else:
-        for worker in numba.prange(threads):
-            _second(
-                np.int64(worker), threads, values, rows, second, weights, order, starts, active,
-                sizes, out
-            )  # fmt: skip
+    share_each(make_row, threads, len(rows) and count, (second, values, sizes.inner, rows))
+    share(_second, threads, (values, rows, second, weights, order, starts, active, sizes, out))
     return True

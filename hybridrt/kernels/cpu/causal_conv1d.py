@@ -2,7 +2,6 @@
 
 from typing import Any, Literal, NamedTuple, no_type_check
 
-import numba
 import numpy as np
 import torch
 from jaxtyping import Float, Int64
@@ -11,7 +10,8 @@ from torch import Tensor
 from hybridrt.batch import Rows
 from hybridrt.kernels.cpu.bfloat16 import DTYPES, as_float, elements, octets, of_dtype
 from hybridrt.kernels.cpu.gated import times_sigmoid
-from hybridrt.kernels.cpu.jit import argument, inline, inner, kernel, parallel_kernel
+from hybridrt.kernels.cpu.jit import argument, inline, inner
+from hybridrt.kernels.cpu.share import parallel_kernel, share_each, threads_for
 from hybridrt.kernels.cpu.state_rows import (
     StateRows,
     clear_padding,
@@ -76,11 +76,10 @@ def causal_conv1d(
     out = torch.empty(x.shape, dtype=x.dtype)
     weight = weight.to(x.dtype).contiguous()
     bias = None if bias is None else bias.to(x.dtype).contiguous()
-    run = _convolve_few if x.numel() <= SMALL else _convolve_many
-    run(
+    _convolve_all(
         *(of_dtype(x), given, weight.data_ptr(), 0 if bias is None else bias.data_ptr()),
         *(StateRows.of(batch, conv_state, pages, initial_pages), conv_state.data_ptr()),
-        *(activation is not None, out.data_ptr(), *weight.shape, numba.get_num_threads()),
+        *(activation is not None, out.data_ptr(), *weight.shape, threads_for(x.numel(), SMALL)),
     )
     return out
 
@@ -205,9 +204,11 @@ def _turn(given, size, width, taps):  # pragma: no cover
 @inner
 @no_type_check
 def _convolve(
-    like, given, weight, bias, rows, states, silu, out, channels, width, first, size
+    share, like, given, weight, bias, rows, states, silu, out, channels, width, size
 ):  # fmt: skip  # pragma: no cover
-    """All rows' tokens, of `size` channels from the `first` on."""
+    """All rows' tokens, of a share of `size` channels."""
+    first = share * size
+    size = min(size, channels - first)
     history, item = width - 1, like.itemsize
     shift = np.zeros(CHANNELS, np.float32)
     if bias != 0:
@@ -264,30 +265,16 @@ def _convolve(
                 kept[:] = 0
 
 
-@kernel
-@no_type_check
-def _convolve_few(
-    like, given, weight, bias, rows, states, silu, out, channels, width, threads
-):  # fmt: skip  # pragma: no cover
-    clear_padding(rows, out, like.itemsize * channels)
-    for first in range(0, channels, CHANNELS):
-        _convolve(
-            like, given, weight, bias, rows, states, silu, out, channels, width, first,
-            min(CHANNELS, channels - first)
-        )  # fmt: skip
-
-
 @parallel_kernel
 @no_type_check
-def _convolve_many(
+def _convolve_all(
     like, given, weight, bias, rows, states, silu, out, channels, width, threads
 ):  # fmt: skip  # pragma: no cover
     clear_padding(rows, out, like.itemsize * channels)
     # As long as can be, since a leap from what one token has of a share to the next takes time.
     shares = ((channels + CHANNELS - 1) // CHANNELS + threads - 1) // threads * threads
     size = (channels + shares * LINE - 1) // (shares * LINE) * LINE
-    for share in numba.prange((channels + size - 1) // size):
-        _convolve(
-            like, given, weight, bias, rows, states, silu, out, channels, width,
-            share * size, min(size, channels - share * size)
-        )  # fmt: skip
+    share_each(
+        _convolve, threads, (channels + size - 1) // size,
+        (like, given, weight, bias, rows, states, silu, out, channels, width, size)
+    )  # fmt: skip

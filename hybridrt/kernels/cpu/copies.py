@@ -9,16 +9,13 @@ from torch import Tensor
 
 from hybridrt.kernels.cpu.bfloat16 import address_of, halves, integers, octets, singles
 from hybridrt.kernels.cpu.bfloat16 import widen as widened
-from hybridrt.kernels.cpu.jit import FEW, inner, kernel, parallel_kernel
-
-RUN = 64
-"""Tokens that a thread takes."""
+from hybridrt.kernels.cpu.jit import inner, kernel
+from hybridrt.kernels.cpu.share import jobs_of, numbers_of, parallel_kernel, share, threads_for
 
 
 def widen(x: BFloat16[Tensor, "*shape"], out: Float32[Tensor, "*shape"]) -> None:
     """Writes `x` to `out`, both without gaps."""
-    run = _widen_few if x.numel() <= FEW else _widen_many
-    run(x.data_ptr(), out.data_ptr(), x.numel())
+    _widen_all(threads_for(x.numel()), x.data_ptr(), out.data_ptr(), x.numel())
 
 
 def copy_rows(x: Shaped[Tensor, "runs rows size"], out: Shaped[Tensor, "runs rows size"]) -> None:
@@ -51,8 +48,8 @@ def take_tokens(
 ) -> None:
     """Writes the tokens from a `place` in the blocks of `table` on; no token has gaps."""
     size, (tokens, numbers) = pages.element_size(), out.shape
-    run = _take_tokens_few if out.numel() <= FEW else _take_tokens_many
-    run(
+    _take_tokens(
+        threads_for(out.numel()),
         *(pages.data_ptr(), pages.stride(0) * size, pages.stride(1) * size, pages.shape[1]),
         *(table.data_ptr(), place, tokens, numbers * size, out.data_ptr()),
     )
@@ -66,24 +63,17 @@ def _copy(given, into, size):  # pragma: no cover  (compiled, as all below)
 
 @inner
 @no_type_check
-def _widen(x, out, begin, end):  # pragma: no cover
+def _widen(worker, workers, x, out, size):  # pragma: no cover
+    begin, end = numbers_of(worker, workers, size)
     given, result = halves(x + 2 * begin, end - begin), singles(out + 4 * begin, end - begin)
     for i in range(end - begin):
         result[i] = widened(given[i])
 
 
-@kernel
-@no_type_check
-def _widen_few(x, out, size):  # pragma: no cover
-    _widen(x, out, 0, size)
-
-
 @parallel_kernel
 @no_type_check
-def _widen_many(x, out, size):  # pragma: no cover
-    for part in numba.prange((size + FEW - 1) // FEW):
-        begin = np.int64(part) * FEW
-        _widen(x, out, begin, min(begin + FEW, size))
+def _widen_all(threads, x, out, size):  # pragma: no cover
+    share(_widen, threads, (x, out, size))
 
 
 @kernel
@@ -110,9 +100,10 @@ def _take_rows(table, rows, size, numbers, count, out):  # pragma: no cover
 
 @inner
 @no_type_check
-def _take_tokens(
-    pages, block, token, block_size, table, place, first, last, size, out
+def _take_share(
+    worker, workers, pages, block, token, block_size, table, place, tokens, size, out
 ):  # fmt: skip  # pragma: no cover
+    first, last = jobs_of(worker, workers, tokens)
     end = place + last
     blocks = numba.carray(address_of(table), ((end + block_size - 1) // block_size,), np.int32)
     for n in range(first, last):
@@ -120,20 +111,9 @@ def _take_tokens(
         _copy(pages + at + (place + n) % block_size * token, out + n * size, size)
 
 
-@kernel
-@no_type_check
-def _take_tokens_few(
-    pages, block, token, block_size, table, place, tokens, size, out
-):  # fmt: skip  # pragma: no cover
-    _take_tokens(pages, block, token, block_size, table, place, 0, tokens, size, out)
-
-
 @parallel_kernel
 @no_type_check
-def _take_tokens_many(
-    pages, block, token, block_size, table, place, tokens, size, out
+def _take_tokens(
+    threads, pages, block, token, block_size, table, place, tokens, size, out
 ):  # fmt: skip  # pragma: no cover
-    for part in numba.prange((tokens + RUN - 1) // RUN):
-        first = np.int64(part) * RUN
-        last = min(first + RUN, tokens)
-        _take_tokens(pages, block, token, block_size, table, place, first, last, size, out)
+    share(_take_share, threads, (pages, block, token, block_size, table, place, tokens, size, out))

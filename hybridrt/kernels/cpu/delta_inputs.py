@@ -2,7 +2,6 @@
 
 from typing import no_type_check
 
-import numba
 import numpy as np
 import torch
 from jaxtyping import BFloat16, Float32
@@ -11,7 +10,8 @@ from torch import Tensor
 from hybridrt.kernels.cpu.bfloat16 import halves, singles, widen
 from hybridrt.kernels.cpu.fast_exp import fast_exp
 from hybridrt.kernels.cpu.gated import sigmoid
-from hybridrt.kernels.cpu.jit import FEW, inner_exact, inner_fast, kernel, parallel_kernel
+from hybridrt.kernels.cpu.jit import inner_exact, inner_fast
+from hybridrt.kernels.cpu.share import parallel_kernel, share_each, threads_for
 from hybridrt.kernels.cpu.softplus import softplus
 from hybridrt.kernels.cpu.vector_math import fma, mul, splat, sum_of_lanes
 from hybridrt.kernels.cpu.vectors import LANES, load_up_to, pointer, store_up_to
@@ -37,8 +37,8 @@ def delta_inputs(
     (tokens, heads), k_dim = a.shape, qk.shape[1] // (2 * key_heads)
     q, k = torch.empty(2, tokens, key_heads, k_dim, dtype=torch.float32)
     g, beta = torch.empty(2, tokens, heads, dtype=torch.float32)
-    run = _few if qk.numel() <= FEW else _many
-    run(
+    _all(
+        threads_for(qk.numel()),
         *(qk.data_ptr(), qk.stride(0), a.data_ptr(), a.stride(0), b.data_ptr(), b.stride(0)),
         *(A_log.data_ptr(), dt_bias.data_ptr(), beta_scale),
         *(q.data_ptr(), k.data_ptr(), g.data_ptr(), beta.data_ptr()),
@@ -80,27 +80,14 @@ def _token(
         corrected[head] = np.float32(beta_scale) * sigmoid(widen(shares[head]))
 
 
-@kernel
-@no_type_check
-def _few(
-    qk, qk_stride, a, a_stride, b, b_stride, A_log, dt_bias, beta_scale, q, k, g, beta, tokens,
-    key_heads, k_dim, heads
-):  # fmt: skip  # pragma: no cover
-    for t in range(tokens):
-        _token(
-            t, qk, qk_stride, a, a_stride, b, b_stride, A_log, dt_bias, beta_scale, q, k, g, beta,
-            key_heads, k_dim, heads
-        )  # fmt: skip
-
-
 @parallel_kernel
 @no_type_check
-def _many(
-    qk, qk_stride, a, a_stride, b, b_stride, A_log, dt_bias, beta_scale, q, k, g, beta, tokens,
-    key_heads, k_dim, heads
+def _all(
+    threads, qk, qk_stride, a, a_stride, b, b_stride, A_log, dt_bias, beta_scale, q, k, g, beta,
+    tokens, key_heads, k_dim, heads
 ):  # fmt: skip  # pragma: no cover
-    for t in numba.prange(tokens):
-        _token(
-            t, qk, qk_stride, a, a_stride, b, b_stride, A_log, dt_bias, beta_scale, q, k, g, beta,
-            key_heads, k_dim, heads
-        )  # fmt: skip
+    given = (
+        qk, qk_stride, a, a_stride, b, b_stride, A_log, dt_bias, beta_scale, q, k, g, beta,
+        key_heads, k_dim, heads
+    )  # fmt: skip
+    share_each(_token, threads, tokens, given)

@@ -2,27 +2,27 @@
 
 from typing import no_type_check
 
-import numba
 import numpy as np
 from jaxtyping import BFloat16
 from torch import Tensor
 
 from hybridrt.kernels.cpu.bfloat16 import halves, narrow, widen
-from hybridrt.kernels.cpu.jit import FEW, inner, kernel, parallel_kernel
+from hybridrt.kernels.cpu.jit import inner
+from hybridrt.kernels.cpu.share import numbers_of, parallel_kernel, share, threads_for
 
 Numbers = BFloat16[Tensor, "*shape"]
 
 
 def add(x: Numbers, y: Numbers, out: Numbers, scale: float = 1.0) -> None:
     """Writes `x + scale * y` to `out`, all without gaps."""
-    run = _add_few if x.numel() <= FEW else _add_many
-    run(x.data_ptr(), y.data_ptr(), out.data_ptr(), x.numel(), float(scale))
+    numbers = x.numel()
+    _add(threads_for(numbers), x.data_ptr(), y.data_ptr(), out.data_ptr(), numbers, float(scale))
 
 
 def multiply(x: Numbers, y: Numbers, out: Numbers) -> None:
     """Writes `x * y` to `out`, all without gaps."""
-    run = _multiply_few if x.numel() <= FEW else _multiply_many
-    run(x.data_ptr(), y.data_ptr(), out.data_ptr(), x.numel())
+    numbers = x.numel()
+    _multiply(threads_for(numbers), x.data_ptr(), y.data_ptr(), out.data_ptr(), numbers)
 
 
 @inner
@@ -43,7 +43,21 @@ def add_part(x, y, out, begin, end, scale):  # pragma: no cover  (compiled, as a
 
 @inner
 @no_type_check
-def _multiply_part(x, y, out, begin, end):  # pragma: no cover
+def _add_share(worker, workers, x, y, out, size, scale):  # pragma: no cover
+    begin, end = numbers_of(worker, workers, size)
+    add_part(x, y, out, begin, end, scale)
+
+
+@parallel_kernel
+@no_type_check
+def _add(threads, x, y, out, size, scale):  # pragma: no cover
+    share(_add_share, threads, (x, y, out, size, scale))
+
+
+@inner
+@no_type_check
+def _multiply_share(worker, workers, x, y, out, numbers):  # pragma: no cover
+    begin, end = numbers_of(worker, workers, numbers)
     size = end - begin
     given, more = halves(x + 2 * begin, size), halves(y + 2 * begin, size)
     products = halves(out + 2 * begin, size)
@@ -51,29 +65,7 @@ def _multiply_part(x, y, out, begin, end):  # pragma: no cover
         products[i] = narrow(widen(given[i]) * widen(more[i]))
 
 
-@kernel
-@no_type_check
-def _add_few(x, y, out, size, scale):  # pragma: no cover
-    add_part(x, y, out, 0, size, scale)
-
-
 @parallel_kernel
 @no_type_check
-def _add_many(x, y, out, size, scale):  # pragma: no cover
-    for part in numba.prange((size + FEW - 1) // FEW):
-        begin = np.int64(part) * FEW
-        add_part(x, y, out, begin, min(begin + FEW, size), scale)
-
-
-@kernel
-@no_type_check
-def _multiply_few(x, y, out, size):  # pragma: no cover
-    _multiply_part(x, y, out, 0, size)
-
-
-@parallel_kernel
-@no_type_check
-def _multiply_many(x, y, out, size):  # pragma: no cover
-    for part in numba.prange((size + FEW - 1) // FEW):
-        begin = np.int64(part) * FEW
-        _multiply_part(x, y, out, begin, min(begin + FEW, size))
+def _multiply(threads, x, y, out, size):  # pragma: no cover
+    share(_multiply_share, threads, (x, y, out, size))

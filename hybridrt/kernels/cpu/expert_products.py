@@ -60,7 +60,7 @@ def blocks_of(
 
 @no_type_check
 def room_for_rows(blocks, size, count):
-    """For what `make_rows` writes of so many vectors."""
+    """For what `make_row` writes of so many vectors."""
 
 
 @overload(room_for_rows)
@@ -76,23 +76,29 @@ def _room_for_rows(blocks, size, count):  # pragma: no cover  (compiled, as all 
 
 
 @no_type_check
-def make_rows(worker, workers, blocks, vectors, size, count, rows):
-    """Makes a worker's share of `count` vectors whole numbers, where those are multiplied."""
+def _make_row(a, blocks, vectors, size, rows):
+    """Makes a vector whole numbers, where those are multiplied."""
 
 
-@overload(make_rows)
+@overload(_make_row)
 @no_type_check
-def _make_rows(worker, workers, blocks, vectors, size, count, rows):  # pragma: no cover
-    def nothing(worker, workers, blocks, vectors, size, count, rows):
+def _make_row_of(a, blocks, vectors, size, rows):  # pragma: no cover
+    def nothing(a, blocks, vectors, size, rows):
         pass
 
-    def of_share(worker, workers, blocks, vectors, size, count, rows):
+    def whole(a, blocks, vectors, size, rows):
         step = row_bytes(size, size // blocks.group)
-        for a in range(count * worker // workers, count * (worker + 1) // workers):
-            given, row = vectors + 2 * a * size, rows.ctypes.data + step * a
-            make_whole(given, row, size, blocks.group, blocks.bits, blocks.tiles)
+        given, row = vectors + 2 * a * size, rows.ctypes.data + a * step
+        make_whole(given, row, size, blocks.group, blocks.bits, blocks.tiles)
 
-    return nothing if blocks.instance_class is Blocks else of_share
+    return nothing if blocks.instance_class is Blocks else whole
+
+
+@inner
+@no_type_check
+def make_row(a, blocks, vectors, size, rows):  # pragma: no cover
+    """Makes the a-th vector whole numbers, where those are multiplied."""
+    _make_row(a, blocks, vectors, size, rows)
 
 
 @no_type_check

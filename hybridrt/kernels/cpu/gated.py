@@ -2,7 +2,6 @@
 
 from typing import no_type_check
 
-import numba
 import numpy as np
 import torch
 from jaxtyping import BFloat16
@@ -10,15 +9,8 @@ from torch import Tensor
 
 from hybridrt.kernels.cpu.bfloat16 import halves, narrow, widen
 from hybridrt.kernels.cpu.fast_exp import fast_exp
-from hybridrt.kernels.cpu.jit import (
-    FEW,
-    inline,
-    inlined,
-    inner,
-    inner_sums,
-    kernel,
-    parallel_kernel,
-)
+from hybridrt.kernels.cpu.jit import inline, inlined, inner, inner_sums
+from hybridrt.kernels.cpu.share import parallel_kernel, share_each, threads_for
 from hybridrt.kernels.cpu.vector_math import add, div, exp, less_of, mul, splat
 from hybridrt.kernels.cpu.vectors import LANES, load_up_to, pointer, prefetch, store_up_to
 
@@ -41,9 +33,8 @@ def silu_times(
     """`silu(gate) * up`, rounded once."""
     gate, up = (part if part.stride(1) == 1 else part.contiguous() for part in (gate, up))
     out = torch.empty(gate.shape, dtype=gate.dtype)
-    run = _gate_few if out.numel() <= FEW // 2 else _gate_many
-    strides = gate.stride(0), up.stride(0)
-    run(gate.data_ptr(), strides[0], up.data_ptr(), strides[1], out.data_ptr(), *out.shape)
+    places = gate.data_ptr(), gate.stride(0), up.data_ptr(), up.stride(0), out.data_ptr()
+    _gate_all(threads_for(2 * out.numel()), *places, *out.shape)
     return out
 
 
@@ -55,8 +46,8 @@ def add_gated(
     """`values + sigmoid(gate) * more`, rounded once."""
     values, more, gate = values.contiguous(), more.contiguous(), gate.contiguous()
     out = torch.empty(values.shape, dtype=values.dtype)
-    run = _add_few if out.numel() <= FEW else _add_many
-    run(values.data_ptr(), more.data_ptr(), gate.data_ptr(), out.data_ptr(), *out.shape)
+    places = values.data_ptr(), more.data_ptr(), gate.data_ptr(), out.data_ptr()
+    _add_all(threads_for(out.numel()), *places, *out.shape)
     return out
 
 
@@ -91,18 +82,10 @@ def _gate(row, gate, gate_stride, up, up_stride, out, size):  # pragma: no cover
         prefetch(values, up_stride + i)
 
 
-@kernel
-@no_type_check
-def _gate_few(gate, gate_stride, up, up_stride, out, rows, size):  # pragma: no cover
-    for row in range(rows):
-        _gate(row, gate, gate_stride, up, up_stride, out, size)
-
-
 @parallel_kernel
 @no_type_check
-def _gate_many(gate, gate_stride, up, up_stride, out, rows, size):  # pragma: no cover
-    for row in numba.prange(rows):
-        _gate(np.int64(row), gate, gate_stride, up, up_stride, out, size)
+def _gate_all(threads, gate, gate_stride, up, up_stride, out, rows, size):  # pragma: no cover
+    share_each(_gate, threads, rows, (gate, gate_stride, up, up_stride, out, size))
 
 
 @inner_sums
@@ -114,15 +97,7 @@ def _add(t, values, more, gate, out, size):  # pragma: no cover
         result[i] = narrow(widen(given[i]) + share * widen(gated[i]))
 
 
-@kernel
-@no_type_check
-def _add_few(values, more, gate, out, tokens, size):  # pragma: no cover
-    for t in range(tokens):
-        _add(t, values, more, gate, out, size)
-
-
 @parallel_kernel
 @no_type_check
-def _add_many(values, more, gate, out, tokens, size):  # pragma: no cover
-    for t in numba.prange(tokens):
-        _add(np.int64(t), values, more, gate, out, size)
+def _add_all(threads, values, more, gate, out, tokens, size):  # pragma: no cover
+    share_each(_add, threads, tokens, (values, more, gate, out, size))

@@ -24,14 +24,14 @@ from hybridrt.kernels.cpu.delta_tokens import (
     two_tokens,
 )
 from hybridrt.kernels.cpu.fours import FOUR, load4, store4
-from hybridrt.kernels.cpu.jit import ALONE, FIRST, argument, inner, sharing_kernel
 from hybridrt.kernels.cpu.jit import FEW as FEW_NUMBERS
+from hybridrt.kernels.cpu.jit import argument, inner
+from hybridrt.kernels.cpu.share import jobs_of, share, sharing_kernel
 from hybridrt.kernels.cpu.state_rows import (
     StateRows,
     clear_padding,
     follows,
     has_initial,
-    jobs_of,
     live,
     sources,
     starts,
@@ -119,7 +119,8 @@ AHEAD = 8  # tokens, from beginning to read one to using it
 
 @inner
 @no_type_check
-def _exp(g, decay, begin, end):  # pragma: no cover  (compiled, as all below)
+def _exp(worker, workers, g, decay, count):  # pragma: no cover  (compiled, as all below)
+    begin, end = jobs_of(worker, workers, count)
     for i in range(begin, end, LANES):
         store_up_to(exp(load_up_to(g, i, end - i)), decay, i, end - i)
 
@@ -129,11 +130,7 @@ def _exp(g, decay, begin, end):  # pragma: no cover  (compiled, as all below)
 def _fade(g, decay, count, threads):  # pragma: no cover
     """What is left of a state: exp of its logarithm, of one a head or one a key channel."""
     g, decay = pointer(singles(g, count)), pointer(singles(decay, count))
-    if count <= FEW_NUMBERS:
-        _exp(g, decay, FIRST, count)
-        return
-    for worker in numba.prange(threads):
-        _exp(g, decay, count * worker // threads, count * (worker + 1) // threads)
+    share(_exp, 1 if count <= FEW_NUMBERS else threads, (g, decay, count))
 
 
 @inner
@@ -285,10 +282,6 @@ def _scan(
     q, k, like, v, v_stride, decay, beta, sizes, rows, h, y, threads
 ):  # fmt: skip  # pragma: no cover
     clear_padding(rows, y, like.itemsize * sizes.heads * sizes.v_dim)
-    if sizes.tokens * sizes.heads * sizes.k_dim * sizes.v_dim < SMALL:
-        _work(FIRST, ALONE, q, k, like, v, v_stride, decay, beta, sizes, rows, h, y)
-        return
-    for worker in numba.prange(threads):
-        _work(
-            np.int64(worker), threads, q, k, like, v, v_stride, decay, beta, sizes, rows, h, y
-        )  # fmt: skip
+    products = sizes.tokens * sizes.heads * sizes.k_dim * sizes.v_dim
+    given = q, k, like, v, v_stride, decay, beta, sizes, rows, h, y
+    share(_work, 1 if products < SMALL else threads, given)

@@ -2,7 +2,6 @@
 
 from typing import Literal, no_type_check
 
-import numba
 import numpy as np
 import torch
 from jaxtyping import BFloat16
@@ -10,7 +9,8 @@ from torch import Tensor
 
 from hybridrt.kernels.cpu.bfloat16 import halves
 from hybridrt.kernels.cpu.gated import times_sigmoid
-from hybridrt.kernels.cpu.jit import FEW, inline, inner_exact, kernel, parallel_kernel
+from hybridrt.kernels.cpu.jit import inline, inner_exact
+from hybridrt.kernels.cpu.share import parallel_kernel, share_each, threads_for
 from hybridrt.kernels.cpu.vector_math import fma, mul, splat, sum_of_lanes
 from hybridrt.kernels.cpu.vectors import (
     LANES,
@@ -43,8 +43,8 @@ def gated_rms_norm(
         strides, groups = (*x.stride()[:2], *z.stride()[:2]), x.shape[1]
     else:
         strides, groups = (x.stride(0), size, z.stride(0), size), num_groups
-    run = _norm_few if x.numel() <= FEW else _norm_many
-    run(
+    _norm_all(
+        threads_for(x.numel()),
         *(x.data_ptr(), *strides[:2], z.data_ptr(), *strides[2:]),
         *(weight.data_ptr(), size if num_groups > 1 else 0, out.data_ptr()),
         *(eps, norm_before_gate, gate == "silu", len(x), groups, size),
@@ -91,27 +91,14 @@ def _norm(
             store_up_to(value, result, i, size - i)
 
 
-@kernel
-@no_type_check
-def _norm_few(
-    x, x_stride, x_group, z, z_stride, z_group, weight, w_group, out, eps, before, silu, rows,
-    groups, size
-):  # fmt: skip  # pragma: no cover
-    for t in range(rows):
-        _norm(
-            t, x, x_stride, x_group, z, z_stride, z_group, weight, w_group, out, eps, before, silu,
-            groups, size
-        )  # fmt: skip
-
-
 @parallel_kernel
 @no_type_check
-def _norm_many(
-    x, x_stride, x_group, z, z_stride, z_group, weight, w_group, out, eps, before, silu, rows,
-    groups, size
+def _norm_all(
+    threads, x, x_stride, x_group, z, z_stride, z_group, weight, w_group, out, eps, before, silu,
+    rows, groups, size
 ):  # fmt: skip  # pragma: no cover
-    for t in numba.prange(rows):
-        _norm(
-            t, x, x_stride, x_group, z, z_stride, z_group, weight, w_group, out, eps, before, silu,
-            groups, size
-        )  # fmt: skip
+    given = (
+        x, x_stride, x_group, z, z_stride, z_group, weight, w_group, out, eps, before, silu, groups,
+        size
+    )  # fmt: skip
+    share_each(_norm, threads, rows, given)

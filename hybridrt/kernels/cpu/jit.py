@@ -32,17 +32,17 @@ FEW = 2**15
 """Elements up to which waking other threads would cost more than they save."""
 
 FIRST, ALONE = np.int64(0), np.int64(1)
-"""A worker, and how many there are, where nothing is shared out. For literals, numba would compile
-a function with all that it calls once more."""
+"""0 and 1 where others pass an int64. For literals, numba would compile a function with all that it
+calls once more."""
 
 Function = Callable[..., Any]
 Decorator = Callable[[Function], Function]
 
-_APART: dict[Any, Function] = {}
+_APART: dict[Any, tuple[Function, bool]] = {}
 """What is compiled by itself, by what stands for it in compiled code."""
 
 
-def apart(function: Function) -> Callable[..., None]:
+def apart(function: Function, parallel: bool = False) -> Any:
     """Compiles a function of integers, which returns nothing, by itself: not with its callers.
 
     For a large one that several kernels call, or one at several places, each of which would have
@@ -51,7 +51,7 @@ def apart(function: Function) -> Callable[..., None]:
     name = f"{function.__module__}.{function.__name__}"
     arguments = [types.int64] * function.__code__.co_argcount
     symbol = types.ExternalFunction(name, types.void(*arguments))
-    _APART[symbol] = function
+    _APART[symbol] = function, parallel
     return symbol
 
 
@@ -65,17 +65,19 @@ def calls(*parts: Function) -> Callable[[Function], Function]:
     return mark
 
 
-def _parts_of(function: Function) -> tuple[Any, ...]:
+def parts_of(function: Function) -> tuple[Any, ...]:
+    """What that one `calls`."""
     return getattr(function, "calls", ())
 
 
 @cache
 def _load(part: Any) -> Any:
     """Lets compiled code find a part; what is returned keeps it in memory."""
-    function = _APART[part]
-    for other in _parts_of(function):
+    function, parallel = _APART[part]
+    for other in parts_of(function):
         _load(other)
-    compiled = numba.cfunc(part.sig, cache=True, error_model="numpy")(function)
+    options: dict[str, Any] = {"parallel": True} if parallel else {}
+    compiled = numba.cfunc(part.sig, cache=True, error_model="numpy", **options)(function)
     binding.add_symbol(part.symbol, compiled.address)
     return compiled
 
@@ -104,7 +106,7 @@ class Kernel:
 
     def __init__(self, compiled: Any) -> None:
         self._compiled = compiled
-        self._parts = _parts_of(compiled.py_func)
+        self._parts = parts_of(compiled.py_func)
         update_wrapper(self, compiled.py_func)  # pyright: ignore[reportFunctionMemberAccess]
 
     def __call__(self, *args: Any) -> Any:
@@ -136,13 +138,10 @@ def _compiles(function: Function, **options: Any) -> Kernel:
 
 
 kernel: Decorator = partial(_compiles, **_OPTIONS)
-"""Compiles for one thread, and keeps the result on disk."""
+"""Compiles what Python calls, and keeps the result on disk."""
 
-parallel_kernel: Decorator = partial(_compiles, **_OPTIONS, parallel=True)
-"""Compiles loops over `numba.prange` for all threads, and keeps the result on disk."""
-
-sharing_kernel: Decorator = partial(_compiles, parallel=True, error_model="numpy")
-"""The same without fast mathematics, for one that only shares out work to `inner` functions."""
+plain_kernel: Decorator = partial(_compiles, error_model="numpy")
+"""The same without fast mathematics."""
 
 inlined: Decorator = partial(numba.njit, **_OPTIONS, inline="always")
 """Compiles as a part of what calls it."""

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from hybridrt.batch import Rows
 from hybridrt.kernels.cpu.bfloat16 import singles
-from hybridrt.kernels.cpu.jit import inner, sharing_kernel
+from hybridrt.kernels.cpu.jit import inner
+from hybridrt.kernels.cpu.share import share_each, sharing_kernel
 from hybridrt.kernels.cpu.state_rows import (
     StateRows,
     clear_padding,
@@ -44,7 +45,10 @@ def linear_recurrence(
     h = torch.empty(update.shape, dtype=torch.float32)
     update, decay = update.float().contiguous(), decay.float().contiguous()
     rows = StateRows.of(batch, state, pages, initial_pages)
-    _scan(update.data_ptr(), decay.data_ptr(), rows, state.data_ptr(), h.data_ptr(), *update.shape)
+    _scan(
+        *(update.data_ptr(), decay.data_ptr(), rows, state.data_ptr(), h.data_ptr()),
+        *(*update.shape, numba.get_num_threads()),
+    )
     return h
 
 
@@ -82,17 +86,24 @@ def _run(update, decay, states, h, source, target, channels, begin, end, first, 
         store_some(load_some(h, place + d, count), states, target + first + d, count)
 
 
+@inner
+@no_type_check
+def _block(block, update, decay, rows, state, h, tokens, channels):  # pragma: no cover
+    """All tokens of a block of channels."""
+    first = block * CHANNELS
+    size = min(CHANNELS, channels - first)
+    states, into = singles(state, 1), singles(h, tokens * channels)
+    updates, decays = singles(update, tokens * channels), singles(decay, tokens * channels)
+    for row in range(live(rows)):
+        source = sources(rows)[row] * rows.stride if has_initial(rows)[row] else -1
+        target = targets(rows)[row] * rows.stride
+        begin, end = np.int64(starts(rows)[row]), np.int64(starts(rows)[row + 1])
+        _run(updates, decays, states, into, source, target, channels, begin, end, first, size)
+
+
 @sharing_kernel
 @no_type_check
-def _scan(update, decay, rows, state, h, tokens, channels):  # pragma: no cover
+def _scan(update, decay, rows, state, h, tokens, channels, threads):  # pragma: no cover
     clear_padding(rows, h, 4 * channels)
-    for block in numba.prange((channels + CHANNELS - 1) // CHANNELS):
-        first = np.int64(block) * CHANNELS
-        size = min(CHANNELS, channels - first)
-        states, into = singles(state, 1), singles(h, tokens * channels)
-        updates, decays = singles(update, tokens * channels), singles(decay, tokens * channels)
-        for row in range(live(rows)):
-            source = sources(rows)[row] * rows.stride if has_initial(rows)[row] else -1
-            target = targets(rows)[row] * rows.stride
-            begin, end = np.int64(starts(rows)[row]), np.int64(starts(rows)[row + 1])
-            _run(updates, decays, states, into, source, target, channels, begin, end, first, size)
+    blocks = (channels + CHANNELS - 1) // CHANNELS
+    share_each(_block, threads, blocks, (update, decay, rows, state, h, tokens, channels))

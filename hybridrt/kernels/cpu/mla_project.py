@@ -14,7 +14,8 @@ from torch import Tensor
 
 from hybridrt.kernels.cpu.attend_tile import TILE, add_values, score
 from hybridrt.kernels.cpu.bfloat16 import elements, of_dtype, singles
-from hybridrt.kernels.cpu.jit import ALONE, FIRST, inner, sharing_kernel
+from hybridrt.kernels.cpu.jit import inner
+from hybridrt.kernels.cpu.share import share, sharing_kernel
 from hybridrt.kernels.cpu.vectors import LANES, aligned, load, pointer, store, store_some
 
 ROWS = 16  # at once: their sums stay in the nearest caches
@@ -97,11 +98,7 @@ def _absorb(
 ):  # fmt: skip  # pragma: no cover
     q, w = singles(q, rows * heads * dim).reshape((rows, heads, dim)), elements(w, 1, like)
     out = singles(out, rows * heads * latent_dim).reshape((rows, heads, latent_dim))
-    if threads == 1:
-        _absorb_heads(FIRST, ALONE, q, w, head_stride, row_stride, rank, out)
-        return
-    for worker in numba.prange(threads):
-        _absorb_heads(np.int64(worker), threads, q, w, head_stride, row_stride, rank, out)
+    share(_absorb_heads, threads, (q, w, head_stride, row_stride, rank, out))
 
 
 @inner
@@ -155,8 +152,4 @@ def _expand(
 ):  # fmt: skip  # pragma: no cover
     latent = singles(latent, rows * heads * rank).reshape((rows, heads, rank))
     w, out = elements(w, 1, like), elements(out, 1, out_like)
-    if threads == 1:
-        _expand_heads(FIRST, ALONE, latent, w, head_stride, row_stride, v_dim, out)
-        return
-    for worker in numba.prange(threads):
-        _expand_heads(np.int64(worker), threads, latent, w, head_stride, row_stride, v_dim, out)
+    share(_expand_heads, threads, (latent, w, head_stride, row_stride, v_dim, out))

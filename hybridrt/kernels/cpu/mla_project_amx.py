@@ -17,8 +17,9 @@ from hybridrt.kernels.cpu.attend_amx import (
 )
 from hybridrt.kernels.cpu.attend_tile import TILE
 from hybridrt.kernels.cpu.bfloat16 import halves
-from hybridrt.kernels.cpu.jit import ALONE, FIRST, inner, sharing_kernel
+from hybridrt.kernels.cpu.jit import inner
 from hybridrt.kernels.cpu.mla_project import SMALL
+from hybridrt.kernels.cpu.share import share, sharing_kernel
 from hybridrt.kernels.cpu.tile_registers import OUTPUTS, ROWS, release_tiles, take_tiles
 from hybridrt.kernels.cpu.tiles import add_by_tiles, multiply_runs
 from hybridrt.kernels.cpu.vectors import LANES, aligned, load, pointer, store, store_some
@@ -103,17 +104,11 @@ def _absorb(
     q, q_row, q_head, dim, pe, pe_row, pe_head, pe_dim, w, w_head, w_row, rank, rows, heads, out,
     threads
 ):  # fmt: skip  # pragma: no cover
-    if threads == 1:
-        _absorb_heads(
-            FIRST, ALONE, q, q_row, q_head, dim, pe, pe_row, pe_head, pe_dim, w, w_head, w_row,
-            rank, rows, heads, out
-        )  # fmt: skip
-        return
-    for worker in numba.prange(threads):
-        _absorb_heads(
-            np.int64(worker), threads, q, q_row, q_head, dim, pe, pe_row, pe_head, pe_dim, w,
-            w_head, w_row, rank, rows, heads, out
-        )  # fmt: skip
+    given = (
+        q, q_row, q_head, dim, pe, pe_row, pe_head, pe_dim, w, w_head, w_row, rank, rows, heads,
+        out
+    )  # fmt: skip
+    share(_absorb_heads, threads, given)
 
 
 @inner
@@ -149,10 +144,4 @@ def _expand_heads(
 def _expand(
     latent, rows, heads, rank, w, w_head, w_row, out, v_dim, threads
 ):  # fmt: skip  # pragma: no cover
-    if threads == 1:
-        _expand_heads(FIRST, ALONE, latent, rows, heads, rank, w, w_head, w_row, out, v_dim)
-        return
-    for worker in numba.prange(threads):
-        _expand_heads(
-            np.int64(worker), threads, latent, rows, heads, rank, w, w_head, w_row, out, v_dim
-        )  # fmt: skip
+    share(_expand_heads, threads, (latent, rows, heads, rank, w, w_head, w_row, out, v_dim))

@@ -23,10 +23,11 @@ from hybridrt.kernels.cpu.attend_pairs import (
 )
 from hybridrt.kernels.cpu.attend_tile import TILE
 from hybridrt.kernels.cpu.bfloat16 import elements, halves, narrow, of_dtype, widen
-from hybridrt.kernels.cpu.jit import ALONE, FIRST, calls, inner, sharing_kernel
+from hybridrt.kernels.cpu.jit import calls, inner
 from hybridrt.kernels.cpu.mla_project import ROWS, SMALL
 from hybridrt.kernels.cpu.pair_tile import TOKENS
 from hybridrt.kernels.cpu.pairs import BY_PAIRS
+from hybridrt.kernels.cpu.share import share, sharing_kernel
 from hybridrt.kernels.cpu.vectors import LANES, aligned, load_up_to, pointer, store_up_to
 
 SPARE = max(TOKENS)  # places behind a tile's last row, for those who take several at once
@@ -122,17 +123,11 @@ def _absorb(
     out, threads
 ):  # fmt: skip  # pragma: no cover
     found = elements(out, rows * heads * (rank + pe_dim), like)
-    if threads == 1:
-        _absorb_heads(
-            FIRST, ALONE, q, q_row, q_head, dim, pe, pe_row, pe_head, pe_dim, w, w_head, w_row,
-            rank, rows, heads, found
-        )  # fmt: skip
-        return
-    for worker in numba.prange(threads):
-        _absorb_heads(
-            np.int64(worker), threads, q, q_row, q_head, dim, pe, pe_row, pe_head, pe_dim, w,
-            w_head, w_row, rank, rows, heads, found
-        )  # fmt: skip
+    given = (
+        q, q_row, q_head, dim, pe, pe_row, pe_head, pe_dim, w, w_head, w_row, rank, rows, heads,
+        found
+    )  # fmt: skip
+    share(_absorb_heads, threads, given)
 
 
 @inner
@@ -173,10 +168,4 @@ def _expand(
     like, latent, rows, heads, rank, w, w_head, w_row, out, v_dim, threads
 ):  # fmt: skip  # pragma: no cover
     given = elements(latent, rows * heads * rank, like)
-    if threads == 1:
-        _expand_heads(FIRST, ALONE, given, rows, heads, rank, w, w_head, w_row, out, v_dim)
-        return
-    for worker in numba.prange(threads):
-        _expand_heads(
-            np.int64(worker), threads, given, rows, heads, rank, w, w_head, w_row, out, v_dim
-        )  # fmt: skip
+    share(_expand_heads, threads, (given, rows, heads, rank, w, w_head, w_row, out, v_dim))

@@ -16,7 +16,8 @@ from torch import Tensor
 from hybridrt.kernels.cpu.bfloat16 import halves, integers, narrow, singles
 from hybridrt.kernels.cpu.dot_bfloat16 import ROWS, VECTORS, make_dot
 from hybridrt.kernels.cpu.expert_gates import SQUARED_RELU, Gate, apply_gate
-from hybridrt.kernels.cpu.jit import ALONE, FIRST, argument, inner, sharing_kernel
+from hybridrt.kernels.cpu.jit import argument, inner
+from hybridrt.kernels.cpu.share import share, sharing_kernel
 
 BLOCK = 64  # rows of a matrix, which stay in an L2 cache for all tokens of an expert
 GROUP = VECTORS[-1]  # tokens at once
@@ -242,14 +243,6 @@ def _run(x, ids, weights, matrices, gate, sizes, values, out, threads):  # pragm
     order, starts = by_expert(ids, sizes)
     if len(order) < sizes.tokens * sizes.top_k:
         return False
-    if threads == 1:
-        _first(FIRST, ALONE, x, matrices, gate, order, starts, sizes, values)
-        _second(FIRST, ALONE, values, matrices, weights, order, starts, sizes, out)
-        return True
-    for worker in numba.prange(threads):
-        _first(np.int64(worker), threads, x, matrices, gate, order, starts, sizes, values)
-    for worker in numba.prange(threads):
-        _second(
-            np.int64(worker), threads, values, matrices, weights, order, starts, sizes, out
-        )  # fmt: skip
+    share(_first, threads, (x, matrices, gate, order, starts, sizes, values))
+    share(_second, threads, (values, matrices, weights, order, starts, sizes, out))
     return True

@@ -10,16 +10,16 @@ from torch import Tensor
 
 from hybridrt.kernels.cpu.bfloat16 import halves
 from hybridrt.kernels.cpu.gated import times_sigmoid
-from hybridrt.kernels.cpu.jit import ALONE, FIRST, apart, calls, inner, kernel, parallel_kernel
+from hybridrt.kernels.cpu.jit import apart, calls, inner
 from hybridrt.kernels.cpu.packed_dot import OUTPUTS
 from hybridrt.kernels.cpu.packed_linear import (
     AT_ONCE,
-    FEW,
-    SMALL,
     add_products,
     begin_sums,
+    is_small,
     share_of,
 )
+from hybridrt.kernels.cpu.share import parallel_kernel, share
 from hybridrt.kernels.cpu.streams import end_streams, stream, streams
 from hybridrt.kernels.cpu.tile_registers import multiplies_tiles, release_tiles, take_tiles
 from hybridrt.kernels.cpu.tile_square import is_square
@@ -61,10 +61,7 @@ def packed_gated(
         *(multiplies_tiles(), x.data_ptr(), address, width, block_bytes, at_bias),
         *(out.data_ptr(), tokens, outputs, inputs),
     )
-    if outputs * inputs * (tokens + FEW) <= SMALL * (1 + FEW):
-        _gate_small(*args)
-    else:
-        _gate(numba.get_num_threads(), *args)
+    _gate(1 if is_small(tokens, outputs, inputs) else numba.get_num_threads(), *args)
     return out
 
 
@@ -155,14 +152,15 @@ def _gate_blocks(
     release_tiles(registers)
 
 
-@kernel
-@calls(_add_block)
+@inner
 @no_type_check
-def _gate_small(
-    tiles, x, weight, width, block_bytes, bias, out, tokens, outputs, inputs
+def _gate_share(
+    worker, workers, tiles, x, weight, width, block_bytes, bias, out, tokens, outputs, inputs
 ):  # fmt: skip  # pragma: no cover
+    part, parts, first, some = share_of(worker, workers, tokens)
     _gate_blocks(
-        FIRST, ALONE, tiles, x, weight, width, block_bytes, bias, out, tokens, outputs, inputs
+        part, parts, tiles, x + 2 * inputs * first, weight, width, block_bytes, bias,
+        out + outputs * first, some, outputs, inputs
     )  # fmt: skip
 
 
@@ -172,9 +170,5 @@ def _gate_small(
 def _gate(
     threads, tiles, x, weight, width, block_bytes, bias, out, tokens, outputs, inputs
 ):  # fmt: skip  # pragma: no cover
-    for worker in numba.prange(threads):
-        part, parts, first, some = share_of(np.int64(worker), threads, tokens)
-        _gate_blocks(
-            part, parts, tiles, x + 2 * inputs * first, weight, width, block_bytes, bias,
-            out + outputs * first, some, outputs, inputs
-        )  # fmt: skip
+    given = tiles, x, weight, width, block_bytes, bias, out, tokens, outputs, inputs
+    share(_gate_share, threads, given)

@@ -18,8 +18,6 @@ from hybridrt.kernels.cpu.jit import (
     apart,
     calls,
     inner,
-    kernel,
-    parallel_kernel,
 )
 from hybridrt.kernels.cpu.packed_dot import (
     LINE,
@@ -30,6 +28,7 @@ from hybridrt.kernels.cpu.packed_dot import (
     widen_block,
 )
 from hybridrt.kernels.cpu.pairs import BY_PAIRS
+from hybridrt.kernels.cpu.share import parallel_kernel, share
 from hybridrt.kernels.cpu.streams import end_streams, stream, streams
 from hybridrt.kernels.cpu.tile_registers import WIDTHS, multiplies_tiles, release_tiles, take_tiles
 from hybridrt.kernels.cpu.tile_square import is_square, multiply_square
@@ -72,6 +71,11 @@ def can_multiply(width: int) -> bool:
     return width == OUTPUTS or (width in WIDTHS and multiplies_tiles())
 
 
+def is_small(tokens: int, outputs: int, inputs: int) -> bool:
+    """Whether one thread is done with a product before it would have waked another one."""
+    return outputs * inputs * (tokens + FEW) <= SMALL * (1 + FEW)
+
+
 def packed_linear(
     x: BFloat16[Tensor, "*batch inputs"],
     address: int,
@@ -91,8 +95,8 @@ def packed_linear(
     args = (multiplies_tiles(), *places, *sizes)
     if not tokens:
         return out
-    if outputs * inputs * (tokens + FEW) <= SMALL * (1 + FEW):
-        _multiply_small(*args)
+    if is_small(tokens, outputs, inputs):
+        _multiply(1, *args)
     elif is_square(width, tokens, inputs):
         _multiply_square(numba.get_num_threads(), *places[:2], *places[3:], *sizes)
     else:
@@ -283,14 +287,15 @@ def share_of(worker, workers, tokens):  # pragma: no cover
     return FIRST, ALONE, begin, end - begin
 
 
-@kernel
-@calls(add_products)
+@inner
 @no_type_check
-def _multiply_small(
-    tiles, x, weight, width, block_bytes, bias, out, tokens, outputs, inputs
+def _multiply_share(
+    worker, workers, tiles, x, weight, width, block_bytes, bias, out, tokens, outputs, inputs
 ):  # fmt: skip  # pragma: no cover
+    part, parts, first, some = share_of(worker, workers, tokens)
     _multiply_blocks(
-        FIRST, ALONE, tiles, x, weight, width, block_bytes, bias, out, tokens, outputs, inputs
+        part, parts, tiles, x + 2 * inputs * first, weight, width, block_bytes, bias,
+        out + 2 * outputs * first, some, outputs, inputs
     )  # fmt: skip
 
 
@@ -300,19 +305,12 @@ def _multiply_small(
 def _multiply(
     threads, tiles, x, weight, width, block_bytes, bias, out, tokens, outputs, inputs
 ):  # fmt: skip  # pragma: no cover
-    for worker in numba.prange(threads):
-        part, parts, first, some = share_of(np.int64(worker), threads, tokens)
-        _multiply_blocks(
-            part, parts, tiles, x + 2 * inputs * first, weight, width, block_bytes, bias,
-            out + 2 * outputs * first, some, outputs, inputs
-        )  # fmt: skip
+    given = tiles, x, weight, width, block_bytes, bias, out, tokens, outputs, inputs
+    share(_multiply_share, threads, given)
 
 
 @parallel_kernel
 @no_type_check
 def _multiply_square(threads, x, weight, block_bytes, bias, out, tokens, outputs, inputs):
     # pragma: no cover
-    for worker in numba.prange(threads):
-        multiply_square(
-            np.int64(worker), threads, x, weight, block_bytes, bias, out, tokens, outputs, inputs
-        )
+    share(multiply_square, threads, (x, weight, block_bytes, bias, out, tokens, outputs, inputs))

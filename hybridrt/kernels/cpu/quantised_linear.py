@@ -15,8 +15,7 @@ from numba.extending import register_jitable
 from torch import Tensor
 
 from hybridrt.kernels.blocked_matrices import BLOCK
-from hybridrt.kernels.cpu.jit import FEW as FEW_NUMBERS
-from hybridrt.kernels.cpu.jit import apart, calls, inner, inner_exact, kernel, parallel_kernel
+from hybridrt.kernels.cpu.jit import apart, calls, inner, inner_exact
 from hybridrt.kernels.cpu.packed_dot import LINE, MOST_VECTORS
 from hybridrt.kernels.cpu.packed_linear import write_results
 from hybridrt.kernels.cpu.quantised_dot import (
@@ -26,6 +25,7 @@ from hybridrt.kernels.cpu.quantised_dot import (
     make_group_dot,
     make_group_widen,
 )
+from hybridrt.kernels.cpu.share import parallel_kernel, share, share_each, threads_for
 from hybridrt.kernels.cpu.streams import end_streams, streams
 from hybridrt.kernels.cpu.tile_registers import (
     ROWS,
@@ -77,28 +77,25 @@ def quantised_linear(
     tiles = multiplies_tiles() and enough_for_tiles(bits, tokens)
     rows = torch.empty(tokens, row_bytes(inputs, groups), dtype=torch.uint8)
     of_inputs = x.data_ptr(), rows.data_ptr(), tokens, inputs, inputs // groups, bits, tiles
-    (_make_all_whole if tokens * inputs > FEW_NUMBERS else _make_some_whole)(*of_inputs)
+    _make_whole(threads_for(tokens * inputs), *of_inputs)
     places = rows.data_ptr(), values.data_ptr(), scales.data_ptr(), out.data_ptr()
     sizes = tokens, outputs, inputs, groups, bits
     _multiply(numba.get_num_threads(), tiles, *places, *sizes)
     return out
 
 
-@kernel
+@inner
 @no_type_check
-def _make_some_whole(x, rows, tokens, inputs, group, bits, for_tiles):
+def _make_row_whole(t, x, rows, inputs, group, bits, for_tiles):
     # pragma: no cover  (compiled, as all below)
-    for t in range(tokens):
-        row = rows + t * row_bytes(inputs, inputs // group)
-        make_whole(x + 2 * t * inputs, row, inputs, group, bits, for_tiles)
+    row = rows + t * row_bytes(inputs, inputs // group)
+    make_whole(x + 2 * t * inputs, row, inputs, group, bits, for_tiles)
 
 
 @parallel_kernel
 @no_type_check
-def _make_all_whole(x, rows, tokens, inputs, group, bits, for_tiles):  # pragma: no cover
-    for t in numba.prange(tokens):
-        row = rows + np.int64(t) * row_bytes(inputs, inputs // group)
-        make_whole(x + 2 * np.int64(t) * inputs, row, inputs, group, bits, for_tiles)
+def _make_whole(threads, x, rows, tokens, inputs, group, bits, for_tiles):  # pragma: no cover
+    share_each(_make_row_whole, threads, tokens, (x, rows, inputs, group, bits, for_tiles))
 
 
 @inner_exact
@@ -272,8 +269,5 @@ def _multiply_blocks(
 @no_type_check
 def _multiply(threads, tiles, rows, values, scales, out, tokens, outputs, inputs, groups, bits):
     # pragma: no cover
-    for worker in numba.prange(threads):
-        _multiply_blocks(
-            np.int64(worker), threads, tiles, rows, values, scales, out, tokens, outputs, inputs,
-            groups, bits
-        )  # fmt: skip
+    given = tiles, rows, values, scales, out, tokens, outputs, inputs, groups, bits
+    share(_multiply_blocks, threads, given)

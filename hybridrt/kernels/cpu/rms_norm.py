@@ -5,7 +5,6 @@ A sum is written by a pass before those, row by row, so that they find it in the
 
 from typing import no_type_check
 
-import numba
 import numpy as np
 import torch
 from jaxtyping import BFloat16
@@ -13,7 +12,8 @@ from torch import Tensor
 
 from hybridrt.kernels.cpu.bfloat16 import halves
 from hybridrt.kernels.cpu.elementwise import add_part
-from hybridrt.kernels.cpu.jit import FEW, inner_fast, kernel, parallel_kernel
+from hybridrt.kernels.cpu.jit import inner_fast
+from hybridrt.kernels.cpu.share import jobs_of, parallel_kernel, share, share_each, threads_for
 from hybridrt.kernels.cpu.vector_math import add, fma, mul, splat, sum_of_lanes
 from hybridrt.kernels.cpu.vectors import LANES, load_up_to, pointer, prefetch, store_up_to
 
@@ -31,8 +31,9 @@ def rms_norm(
     outer = x.shape[0] if x.dim() > 1 else 1
     inner = x.shape[1] if x.dim() == 3 else 1
     strides = (x.stride(0) if x.dim() > 1 else 0, x.stride(1) if x.dim() == 3 else 0)
-    run = _norm_few if x.numel() <= FEW else _norm_many
-    run(x.data_ptr(), *strides, weight.data_ptr(), out.data_ptr(), outer, inner, size, eps, offset)
+    sizes = outer, inner, size
+    places = x.data_ptr(), *strides, weight.data_ptr(), out.data_ptr()
+    _norm_all(threads_for(x.numel()), *places, *sizes, eps, offset)
     return out
 
 
@@ -48,8 +49,8 @@ def add_rms_norm(
     x, y, weight = x.contiguous(), y.contiguous(), weight.contiguous()
     shape, count = x.shape, x.numel()
     total, out = torch.empty(shape, dtype=x.dtype), torch.empty(shape, dtype=x.dtype)
-    run = _add_norm_few if count <= FEW else _add_norm_many
-    run(
+    _add_norm_all(
+        threads_for(count),
         *(x.data_ptr(), y.data_ptr(), weight.data_ptr(), total.data_ptr(), out.data_ptr()),
         *(count // shape[-1], shape[-1], eps, offset, float(scale)),
     )
@@ -82,48 +83,36 @@ def _norm(x, weight, out, size, eps, offset, ahead, more_ahead):  # pragma: no c
 @inner_fast
 @no_type_check
 def _norm_rows(
-    x, stride, inner_stride, weight, out, first, last, inner, size, eps, offset
+    worker, workers, x, stride, inner_stride, weight, out, outer, inner, size, eps, offset
 ):  # fmt: skip  # pragma: no cover
+    first, last = jobs_of(worker, workers, outer)
     for row in range(first * inner, last * inner):
         here = x + 2 * (row // inner * stride + row % inner * inner_stride)
         then = here + 2 * stride  # the same of the next token
         _norm(here, weight, out + 2 * row * size, size, eps, offset, then, then)
 
 
-@kernel
-@no_type_check
-def _norm_few(
-    x, stride, inner_stride, weight, out, outer, inner, size, eps, offset
-):  # fmt: skip  # pragma: no cover
-    _norm_rows(x, stride, inner_stride, weight, out, 0, outer, inner, size, eps, offset)
-
-
 @parallel_kernel
 @no_type_check
-def _norm_many(
-    x, stride, inner_stride, weight, out, outer, inner, size, eps, offset
+def _norm_all(
+    threads, x, stride, inner_stride, weight, out, outer, inner, size, eps, offset
 ):  # fmt: skip  # pragma: no cover
-    for row in numba.prange(outer):
-        _norm_rows(x, stride, inner_stride, weight, out, row, row + 1, inner, size, eps, offset)
+    given = x, stride, inner_stride, weight, out, outer, inner, size, eps, offset
+    share(_norm_rows, threads, given)
 
 
 @inner_fast
 @no_type_check
-def _add_norm(x, y, weight, total, out, row, size, eps, offset, scale):  # pragma: no cover
+def _add_norm(row, x, y, weight, total, out, size, eps, offset, scale):  # pragma: no cover
     add_part(x, y, total, row * size, (row + 1) * size, scale)
     here, then = 2 * row * size, 2 * (row + 1) * size
     _norm(total + here, weight, out + here, size, eps, offset, x + then, y + then)
 
 
-@kernel
-@no_type_check
-def _add_norm_few(x, y, weight, total, out, rows, size, eps, offset, scale):  # pragma: no cover
-    for row in range(rows):
-        _add_norm(x, y, weight, total, out, row, size, eps, offset, scale)
-
-
 @parallel_kernel
 @no_type_check
-def _add_norm_many(x, y, weight, total, out, rows, size, eps, offset, scale):  # pragma: no cover
-    for row in numba.prange(rows):
-        _add_norm(x, y, weight, total, out, row, size, eps, offset, scale)
+def _add_norm_all(
+    threads, x, y, weight, total, out, rows, size, eps, offset, scale
+):  # fmt: skip  # pragma: no cover
+    given = x, y, weight, total, out, size, eps, offset, scale
+    share_each(_add_norm, threads, rows, given)

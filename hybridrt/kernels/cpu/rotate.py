@@ -2,14 +2,14 @@
 
 from typing import no_type_check
 
-import numba
 import numpy as np
 import torch
 from jaxtyping import BFloat16, Float32, Int64
 from torch import Tensor
 
 from hybridrt.kernels.cpu.bfloat16 import halves, integers, narrow, singles, widen
-from hybridrt.kernels.cpu.jit import FEW, inner_fast, kernel, parallel_kernel
+from hybridrt.kernels.cpu.jit import inner_fast
+from hybridrt.kernels.cpu.share import parallel_kernel, share_each, threads_for
 from hybridrt.kernels.cpu.vector_math import fma, mul, splat, sub
 from hybridrt.kernels.cpu.vectors import LANES, load_up_to, pointer, prefetch, store_up_to
 
@@ -26,8 +26,8 @@ def rotate(
     # Held while their addresses are in use.
     table, positions = table.float().contiguous(), positions.long().contiguous()
     out = torch.empty(x.shape, dtype=x.dtype)
-    run = _rotate_few if x.numel() <= FEW else _rotate_many
-    run(
+    _rotate_all(
+        threads_for(x.numel()),
         x.data_ptr(),
         x.stride(0),
         x.stride(1),
@@ -45,8 +45,9 @@ def rotate(
 @inner_fast
 @no_type_check
 def _rotate(  # pragma: no cover  (compiled)
-    x, stride, head_stride, table, position, out, heads, size, half, interleaved, sign
+    t, x, stride, head_stride, table, positions, out, heads, size, half, interleaved, sign
 ):
+    x, out, position = x + 2 * t * stride, out + 2 * t * heads * size, integers(positions, t + 1)[t]
     angles = singles(table + 8 * position * half, 2 * half)
     of_angles, way = pointer(angles), splat(np.float32(sign))
     for head in range(heads):
@@ -74,27 +75,11 @@ def _rotate(  # pragma: no cover  (compiled)
             result[j] = given[j]
 
 
-@kernel
-@no_type_check
-def _rotate_few(  # pragma: no cover
-    x, stride, head_stride, table, positions, out, tokens, heads, size, half, interleaved, sign
-):
-    at = integers(positions, tokens)
-    for t in range(tokens):
-        own, result = x + 2 * t * stride, out + 2 * t * heads * size
-        _rotate(
-            own, stride, head_stride, table, at[t], result, heads, size, half, interleaved, sign
-        )
-
-
 @parallel_kernel
 @no_type_check
-def _rotate_many(  # pragma: no cover
-    x, stride, head_stride, table, positions, out, tokens, heads, size, half, interleaved, sign
-):
-    at = integers(positions, tokens)
-    for t in numba.prange(tokens):
-        own, result = x + 2 * t * stride, out + 2 * t * heads * size
-        _rotate(
-            own, stride, head_stride, table, at[t], result, heads, size, half, interleaved, sign
-        )
+def _rotate_all(  # pragma: no cover
+    threads, x, stride, head_stride, table, positions, out, tokens, heads, size, half, interleaved,
+    sign
+):  # fmt: skip
+    given = x, stride, head_stride, table, positions, out, heads, size, half, interleaved, sign
+    share_each(_rotate, threads, tokens, given)

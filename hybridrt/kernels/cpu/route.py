@@ -2,7 +2,6 @@
 
 from typing import no_type_check
 
-import numba
 import numpy as np
 import torch
 from jaxtyping import Float, Float32, Int64
@@ -10,13 +9,13 @@ from torch import Tensor
 
 from hybridrt.kernels.cpu.bfloat16 import DTYPES, elements, integers, of_dtype, singles
 from hybridrt.kernels.cpu.gated import times_sigmoid
-from hybridrt.kernels.cpu.jit import inline, inner, inner_exact, kernel, parallel_kernel
+from hybridrt.kernels.cpu.jit import inline, inner, inner_exact
+from hybridrt.kernels.cpu.share import jobs_of, parallel_kernel, share, threads_for
 from hybridrt.kernels.cpu.vector_math import add, div, exp, fma, splat, sub, sum_of_lanes
 from hybridrt.kernels.cpu.vectors import LANES, aligned, load, load_up_to, pointer, store_up_to
 from hybridrt.kernels.reference.route import Routing
 
 SMALL = 500_000  # products: 20 us, not worth a second thread
-SHARE = 4  # experts
 TOKENS = 32  # whose experts are chosen in 20 us
 FEWEST_SHARED = 16  # tokens of a worker: of fewer, a weight is read from far for each
 NEAR = 2**17  # weights that stay in the second cache while tokens pass
@@ -43,16 +42,14 @@ def route(
         *(of_dtype(x), x.data_ptr(), of_dtype(weight), weight.data_ptr(), logits.data_ptr()),
         *(tokens, experts, hidden),
     )
-    threads = numba.get_num_threads()
-    if logits.numel() * hidden <= SMALL:
-        _logits_few(*args)
-    elif tokens < threads * FEWEST_SHARED:
-        _logits_many(*args)
+    threads = threads_for(logits.numel() * hidden, SMALL)
+    if threads == 1 or tokens < threads * FEWEST_SHARED:
+        _logits(threads, *args)
     else:
         _logits_of_tokens(threads, *args)
     bias = None if correction_bias is None else correction_bias.float().contiguous()
-    choose = _choose_few if tokens <= TOKENS else _choose_many
-    choose(
+    _choose_all(
+        threads_for(tokens, TOKENS),
         *(logits.data_ptr(), 0 if bias is None else bias.data_ptr(), tokens, experts),
         *(routing.scores == "softmax", routing.normed, routing.eps, routing.scale),
         *(ids.data_ptr(), weights.data_ptr(), routing.top_k),
@@ -109,10 +106,11 @@ def _dots(row, x, of_token, hidden, result, at, of_result):  # pragma: no cover
 
 @inner
 @no_type_check
-def _logits(
-    x_like, x, like, weight, logits, tokens, experts, hidden, first, last
+def _logits_share(
+    worker, workers, x_like, x, like, weight, logits, tokens, experts, hidden
 ):  # fmt: skip  # pragma: no cover
     result = singles(logits, tokens * experts)
+    first, last = jobs_of(worker, workers, experts)
     for e in range(first, last):
         row = pointer(elements(weight + like.itemsize * e * hidden, hidden, like))
         for t in range(0, tokens, 4):
@@ -125,24 +123,13 @@ def _logits(
                 result[i * experts + e] = _dot(row, token, hidden)
 
 
-@kernel
-@no_type_check
-def _logits_few(
-    x_like, x, like, weight, logits, tokens, experts, hidden
-):  # fmt: skip  # pragma: no cover
-    _logits(x_like, x, like, weight, logits, tokens, experts, hidden, 0, experts)
-
-
 @parallel_kernel
 @no_type_check
-def _logits_many(
-    x_like, x, like, weight, logits, tokens, experts, hidden
+def _logits(
+    threads, x_like, x, like, weight, logits, tokens, experts, hidden
 ):  # fmt: skip  # pragma: no cover
-    for share in numba.prange((experts + SHARE - 1) // SHARE):
-        _logits(
-            x_like, x, like, weight, logits, tokens, experts, hidden, share * SHARE,
-            min(experts, (share + 1) * SHARE)
-        )  # fmt: skip
+    given = x_like, x, like, weight, logits, tokens, experts, hidden
+    share(_logits_share, threads, given)
 
 
 @inner
@@ -152,31 +139,39 @@ def _widen(x, count, wide):  # pragma: no cover
         store_up_to(load_up_to(x, i, count - i), wide, i, count - i)
 
 
+@inner
+@no_type_check
+def _logits_of_some(
+    worker, workers, x_like, x, like, weight, logits, tokens, experts, hidden
+):  # fmt: skip  # pragma: no cover
+    """A worker's tokens four at a time, which are widened once for many experts."""
+    most = max(1, NEAR // hidden)
+    begin, end = jobs_of(worker, workers, tokens)
+    wide, result = aligned(4 * hidden), singles(logits, tokens * experts)
+    room = pointer(wide)
+    for first in range(0, experts, most):
+        last = min(experts, first + most)
+        for t in range(begin, end, 4):
+            some = min(4, end - t)
+            given = elements(x + x_like.itemsize * t * hidden, some * hidden, x_like)
+            _widen(pointer(given), some * hidden, room)
+            for e in range(first, last):
+                row = pointer(elements(weight + like.itemsize * e * hidden, hidden, like))
+                if some == 4:
+                    _dots(row, room, hidden, hidden, result, t * experts + e, experts)
+                    continue
+                for i in range(some):
+                    token = pointer(wide[i * hidden :])
+                    result[(t + i) * experts + e] = _dot(row, token, hidden)
+
+
 @parallel_kernel
 @no_type_check
 def _logits_of_tokens(
     threads, x_like, x, like, weight, logits, tokens, experts, hidden
 ):  # fmt: skip  # pragma: no cover
-    """Each thread's tokens four at a time, which are widened once for many experts."""
-    most = max(1, NEAR // hidden)
-    for worker in numba.prange(threads):
-        begin, end = tokens * worker // threads, tokens * (worker + 1) // threads
-        wide, result = aligned(4 * hidden), singles(logits, tokens * experts)
-        room = pointer(wide)
-        for first in range(0, experts, most):
-            last = min(experts, first + most)
-            for t in range(begin, end, 4):
-                some = min(4, end - t)
-                given = elements(x + x_like.itemsize * t * hidden, some * hidden, x_like)
-                _widen(pointer(given), some * hidden, room)
-                for e in range(first, last):
-                    row = pointer(elements(weight + like.itemsize * e * hidden, hidden, like))
-                    if some == 4:
-                        _dots(row, room, hidden, hidden, result, t * experts + e, experts)
-                        continue
-                    for i in range(some):
-                        token = pointer(wide[i * hidden :])
-                        result[(t + i) * experts + e] = _dot(row, token, hidden)
+    given = x_like, x, like, weight, logits, tokens, experts, hidden
+    share(_logits_of_some, threads, given)
 
 
 @inner_exact
@@ -204,9 +199,11 @@ def _score(logits, experts, is_softmax):  # pragma: no cover
 @inner_exact
 @no_type_check
 def _choose(
-    logits, bias, tokens, experts, is_softmax, normed, eps, scale, ids, weights, top_k, first, last
+    worker, workers, logits, bias, tokens, experts, is_softmax, normed, eps, scale, ids, weights,
+    top_k
 ):  # fmt: skip  # pragma: no cover
     merit = np.empty(experts, np.float32)
+    first, last = jobs_of(worker, workers, tokens)
     for t in range(first, last):
         scores = singles(logits + 4 * t * experts, experts)
         _score(scores, experts, is_softmax)
@@ -230,25 +227,12 @@ def _choose(
             weight[j] *= factor
 
 
-@kernel
-@no_type_check
-def _choose_few(
-    logits, bias, tokens, experts, is_softmax, normed, eps, scale, ids, weights, top_k
-):  # fmt: skip  # pragma: no cover
-    _choose(
-        logits, bias, tokens, experts, is_softmax, normed, eps, scale, ids, weights, top_k, 0,
-        tokens
-    )  # fmt: skip
-
-
 @parallel_kernel
 @no_type_check
-def _choose_many(
-    logits, bias, tokens, experts, is_softmax, normed, eps, scale, ids, weights, top_k
+def _choose_all(
+    threads, logits, bias, tokens, experts, is_softmax, normed, eps, scale, ids, weights, top_k
 ):  # fmt: skip  # pragma: no cover
-    for share in numba.prange((tokens + TOKENS - 1) // TOKENS):
-        first = share * TOKENS
-        _choose(
-            logits, bias, tokens, experts, is_softmax, normed, eps, scale, ids, weights, top_k,
-            first, min(tokens, first + TOKENS)
-        )  # fmt: skip
+    given = (
+        logits, bias, tokens, experts, is_softmax, normed, eps, scale, ids, weights, top_k
+    )  # fmt: skip
+    share(_choose, threads, given)

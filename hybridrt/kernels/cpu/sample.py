@@ -2,7 +2,6 @@
 
 from typing import no_type_check
 
-import numba
 import numpy as np
 import torch
 from jaxtyping import Float, Float64, Int64
@@ -12,7 +11,8 @@ from numba.extending import intrinsic
 from torch import Tensor
 
 from hybridrt.kernels.cpu.bfloat16 import doubles, integers, singles
-from hybridrt.kernels.cpu.jit import FEW, inline, inner, inner_sums, kernel, parallel_kernel
+from hybridrt.kernels.cpu.jit import inline, inner, inner_sums
+from hybridrt.kernels.cpu.share import parallel_kernel, share_each, threads_for
 from hybridrt.kernels.cpu.vector_math import larger, largest_lane
 from hybridrt.kernels.cpu.vectors import LANES, load, pointer
 
@@ -46,9 +46,11 @@ def _draw(logits: Tensor, *of_rows: Tensor) -> Int64[Tensor, " rows"]:
     logits = logits.float().contiguous()
     tokens = torch.empty(len(logits), dtype=torch.int64)
     if logits.numel():
-        run = _few if logits.numel() <= FEW else _many
         addresses = [part.data_ptr() for part in of_rows] or [0, 0, 0]
-        run(logits.data_ptr(), *addresses, tokens.data_ptr(), *logits.shape)
+        _all(
+            *(threads_for(logits.numel()), logits.data_ptr(), *addresses, tokens.data_ptr()),
+            *logits.shape,
+        )
     return tokens
 
 
@@ -162,16 +164,10 @@ def _sample(row, logits, temperatures, least, uniform, tokens, rows, vocab):  # 
         chosen[row] = _drawn(own, np.float64(largest), temperature, *border)
 
 
-@kernel
-@no_type_check
-def _few(logits, temperatures, least, uniform, tokens, rows, vocab):  # pragma: no cover
-    """All but the sizes are addresses; without temperatures, 0, they are 0."""
-    for row in range(rows):
-        _sample(row, logits, temperatures, least, uniform, tokens, rows, vocab)
-
-
 @parallel_kernel
 @no_type_check
-def _many(logits, temperatures, least, uniform, tokens, rows, vocab):  # pragma: no cover
-    for row in numba.prange(rows):
-        _sample(row, logits, temperatures, least, uniform, tokens, rows, vocab)
+def _all(
+    threads, logits, temperatures, least, uniform, tokens, rows, vocab
+):  # fmt: skip  # pragma: no cover
+    """All but the threads and sizes are addresses; without temperatures, 0, they are 0."""
+    share_each(_sample, threads, rows, (logits, temperatures, least, uniform, tokens, rows, vocab))

@@ -2,7 +2,6 @@
 
 from typing import no_type_check
 
-import numba
 import numpy as np
 import torch
 from jaxtyping import BFloat16, Float, Float32
@@ -10,10 +9,9 @@ from torch import Tensor
 
 from hybridrt.kernels.cpu.bfloat16 import halves, singles, widen
 from hybridrt.kernels.cpu.fast_exp import fast_exp
-from hybridrt.kernels.cpu.jit import FEW, inner_fast, kernel, parallel_kernel
+from hybridrt.kernels.cpu.jit import inner_fast
+from hybridrt.kernels.cpu.share import jobs_of, numbers_of, parallel_kernel, share, threads_for
 from hybridrt.kernels.cpu.softplus import softplus
-
-SHARE = 2**13  # rates for a thread
 
 
 def scan_inputs(
@@ -26,8 +24,8 @@ def scan_inputs(
     dt = dt if dt.stride(1) == 1 else dt.contiguous()
     bias, A_log = None if dt_bias is None else dt_bias.float().contiguous(), A_log.float()
     steps, rates = torch.empty(dt.shape, dtype=torch.float32), torch.empty_like(A_log)
-    run = _few if dt.numel() + rates.numel() <= FEW else _many
-    run(
+    _all(
+        threads_for(dt.numel() + rates.numel()),
         *(dt.data_ptr(), dt.stride(0), 0 if bias is None else bias.data_ptr(), *limits),
         *(A_log.data_ptr(), steps.data_ptr(), *dt.shape, rates.data_ptr(), rates.numel()),
     )
@@ -59,26 +57,22 @@ def _rates(A_log, rates, size):  # pragma: no cover
         result[i] = -fast_exp(given[i])
 
 
-@kernel
+@inner_fast
 @no_type_check
-def _few(
-    dt, stride, bias, least, most, A_log, steps, tokens, channels, rates, size
+def _share(
+    worker, workers, dt, stride, bias, least, most, A_log, steps, tokens, channels, rates, size
 ):  # fmt: skip  # pragma: no cover
-    for t in range(tokens):
+    begin, end = jobs_of(worker, workers, tokens)
+    for t in range(begin, end):
         _steps(dt + 2 * t * stride, bias, least, most, steps + 4 * t * channels, channels)
-    _rates(A_log, rates, size)
+    begin, end = numbers_of(worker, workers, size)
+    _rates(A_log + 4 * begin, rates + 4 * begin, end - begin)
 
 
 @parallel_kernel
 @no_type_check
-def _many(
-    dt, stride, bias, least, most, A_log, steps, tokens, channels, rates, size
+def _all(
+    threads, dt, stride, bias, least, most, A_log, steps, tokens, channels, rates, size
 ):  # fmt: skip  # pragma: no cover
-    shares = (size + SHARE - 1) // SHARE
-    for job in numba.prange(tokens + shares):
-        if job < tokens:
-            step = steps + 4 * job * channels
-            _steps(dt + 2 * job * stride, bias, least, most, step, channels)
-        else:
-            first = (job - tokens) * SHARE
-            _rates(A_log + 4 * first, rates + 4 * first, min(SHARE, size - first))
+    given = dt, stride, bias, least, most, A_log, steps, tokens, channels, rates, size
+    share(_share, threads, given)

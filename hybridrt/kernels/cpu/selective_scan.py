@@ -19,19 +19,12 @@ from hybridrt.kernels.cpu.bfloat16 import (
     singles,
 )
 from hybridrt.kernels.cpu.fast_exp import LOG2_E, fast_exp
-from hybridrt.kernels.cpu.jit import (
-    inline,
-    inlined,
-    inner,
-    inner_exact,
-    inner_fast,
-    parallel_kernel,
-)
+from hybridrt.kernels.cpu.jit import inline, inlined, inner, inner_exact, inner_fast
+from hybridrt.kernels.cpu.share import jobs_of, parallel_kernel, share
 from hybridrt.kernels.cpu.state_rows import (
     StateRows,
     clear_padding,
     has_initial,
-    jobs_of,
     row_starts,
     sources,
     starts,
@@ -168,11 +161,8 @@ def _scan(
     like, x, dt, A, B, C, D, rows, state_like, states, y, channels, state_size, threads
 ):  # fmt: skip  # pragma: no cover
     clear_padding(rows, y, like.itemsize * channels)
-    for worker in numba.prange(threads):
-        _work(
-            np.int64(worker), threads, like, x, dt, A, B, C, D, rows, state_like, states, y,
-            channels, state_size
-        )  # fmt: skip
+    given = like, x, dt, A, B, C, D, rows, state_like, states, y, channels, state_size
+    share(_work, threads, given)
 
 
 @inlined

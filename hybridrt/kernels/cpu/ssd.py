@@ -21,14 +21,14 @@ from hybridrt.kernels.cpu.bfloat16 import (
     of_dtype,
     singles,
 )
-from hybridrt.kernels.cpu.jit import inline, inlined, inner_fast, parallel_kernel
+from hybridrt.kernels.cpu.jit import inline, inlined, inner_fast
+from hybridrt.kernels.cpu.share import jobs_of, parallel_kernel, share
 from hybridrt.kernels.cpu.ssd_amx import end_of_chunks, scan_chunks
 from hybridrt.kernels.cpu.ssd_chunk import CHUNK
 from hybridrt.kernels.cpu.state_rows import (
     StateRows,
     begin_state,
     clear_padding,
-    jobs_of,
     row_starts,
     starts,
     targets,
@@ -174,11 +174,11 @@ def _scan(
     head_dim, groups, state_size, by_tiles, threads
 ):  # fmt: skip  # pragma: no cover
     clear_padding(rows, y, like.itemsize * heads * head_dim)
-    for worker in numba.prange(threads):
-        _work(
-            np.int64(worker), threads, like, x, x_stride, dt, A, B, b_stride, C, c_stride, D, rows,
-            state_like, states, y, heads, head_dim, groups, state_size, by_tiles
-        )  # fmt: skip
+    given = (
+        like, x, x_stride, dt, A, B, b_stride, C, c_stride, D, rows, state_like, states, y, heads,
+        head_dim, groups, state_size, by_tiles
+    )  # fmt: skip
+    share(_work, threads, given)
 
 
 @inlined

@@ -2,11 +2,9 @@
 
 from typing import no_type_check
 
-import numba
-import numpy as np
-
 from hybridrt.kernels.cpu.bfloat16 import as_element, elements, singles
-from hybridrt.kernels.cpu.jit import inner, sharing_kernel
+from hybridrt.kernels.cpu.jit import inner
+from hybridrt.kernels.cpu.share import share, sharing_kernel
 from hybridrt.kernels.cpu.ssd_chunk import (
     CHUNK,
     Inputs,
@@ -107,5 +105,4 @@ def scan_chunks(
     """All rows that are worth chunks: a kernel of its own, which no other processor compiles."""
     given = Inputs(x, x_stride, dt, A, B, b_stride, C, c_stride, D)
     sizes = Sizes(heads, head_dim, groups, state_size)
-    for worker in numba.prange(threads):
-        _take_chunks(np.int64(worker), threads, given, sizes, rows, state_like, states, y)
+    share(_take_chunks, threads, (given, sizes, rows, state_like, states, y))

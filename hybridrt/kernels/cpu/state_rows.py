@@ -108,13 +108,6 @@ def row_starts(rows):  # pragma: no cover
 
 @inlined
 @no_type_check
-def jobs_of(worker, workers, jobs):  # pragma: no cover
-    """Where those of a worker begin and end: neighbours, as processors read lines together."""
-    return jobs * worker // workers, jobs * (worker + 1) // workers
-
-
-@inlined
-@no_type_check
 def clear_padding(rows, out, token_bytes):  # pragma: no cover
     """Zeros for the tokens of rows that are padding."""
     tokens, count = starts(rows), live(rows)

@@ -2,13 +2,12 @@
 
 from typing import no_type_check
 
-import numba
-import numpy as np
 from jaxtyping import Int64, Shaped
 from torch import Tensor
 
 from hybridrt.kernels.cpu.bfloat16 import integers, octets
-from hybridrt.kernels.cpu.jit import inner, kernel, parallel_kernel
+from hybridrt.kernels.cpu.jit import inner
+from hybridrt.kernels.cpu.share import parallel_kernel, share_each, threads_for
 
 FEW_BYTES = 2**16
 """Up to which waking other threads would cost more than they save."""
@@ -29,8 +28,8 @@ def write_pages(
     if values.dtype != cache.dtype or values.stride(-1) != 1:
         values = values.to(cache.dtype).contiguous()
     itemsize, has_rows = cache.itemsize, cache.dim() == 4
-    run = _write_few if values.numel() * itemsize <= FEW_BYTES else _write_many
-    run(
+    _write_all(
+        threads_for(values.numel() * itemsize, FEW_BYTES),
         values.data_ptr(),
         cache.data_ptr(),
         slots.data_ptr(),
@@ -64,27 +63,14 @@ def _write(
             target[i] = given[i]
 
 
-@kernel
-@no_type_check
-def _write_few(
-    values, cache, slots, tokens, given_stride, rows, given_row, size, block_size, block_stride,
-    token_stride, row_stride
-):  # fmt: skip  # pragma: no cover
-    for t in range(tokens):
-        _write(
-            t, values, cache, slots, tokens, given_stride, rows, given_row, size, block_size,
-            block_stride, token_stride, row_stride
-        )  # fmt: skip
-
-
 @parallel_kernel
 @no_type_check
-def _write_many(
-    values, cache, slots, tokens, given_stride, rows, given_row, size, block_size, block_stride,
-    token_stride, row_stride
+def _write_all(
+    threads, values, cache, slots, tokens, given_stride, rows, given_row, size, block_size,
+    block_stride, token_stride, row_stride
 ):  # fmt: skip  # pragma: no cover
-    for t in numba.prange(tokens):
-        _write(
-            np.int64(t), values, cache, slots, tokens, given_stride, rows, given_row, size,
-            block_size, block_stride, token_stride, row_stride
-        )  # fmt: skip
+    given = (
+        values, cache, slots, tokens, given_stride, rows, given_row, size, block_size, block_stride,
+        token_stride, row_stride
+    )  # fmt: skip
+    share_each(_write, threads, tokens, given)
