@@ -46,7 +46,8 @@ def apart(function: Function, parallel: bool = False) -> Any:
     """Compiles a function of integers, which returns nothing, by itself: not with its callers.
 
     For a large one that several kernels call, or one at several places, each of which would have
-    numba compile it again. They name it with `calls`.
+    numba compile it again. They name it with `calls`. If it is `parallel`, all threads share its
+    loops over `numba.prange`.
     """
     name = f"{function.__module__}.{function.__name__}"
     arguments = [types.int64] * function.__code__.co_argcount
