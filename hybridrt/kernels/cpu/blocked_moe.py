@@ -7,7 +7,6 @@ else is in the batch, and so are a token's experts.
 
 from typing import no_type_check
 
-import numba
 import numpy as np
 import torch
 from jaxtyping import BFloat16, Float, Int64
@@ -28,7 +27,7 @@ from hybridrt.kernels.cpu.moe import SMALL, Sizes, by_expert
 from hybridrt.kernels.cpu.packed_dot import OUTPUTS
 from hybridrt.kernels.cpu.packed_linear import add_products
 from hybridrt.kernels.cpu.quantised_linear import add_quantised
-from hybridrt.kernels.cpu.share import share, share_each, sharing_kernel
+from hybridrt.kernels.cpu.share import share, share_each, sharing_kernel, threads_for
 from hybridrt.kernels.cpu.tile_registers import release_tiles, take_tiles
 from hybridrt.kernels.cpu.vectors import aligned
 from hybridrt.kernels.quantised_linear import QuantisedMatrices
@@ -66,7 +65,7 @@ def run_blocked_experts(
         *(x.data_ptr(), ids.data_ptr(), weights.data_ptr()),
         *(blocks_of(first, biases[0]), blocks_of(second, biases[1]), gate, sizes),
         *(given.data_ptr(), values.data_ptr(), out.data_ptr()),
-        numba.get_num_threads() if products > SMALL else 1,
+        threads_for(products, SMALL),
     )
     if not known:
         raise IndexError(f"expert ids should be 0 .. {sizes.experts - 1}: {expert_ids}")

@@ -24,9 +24,8 @@ from hybridrt.kernels.cpu.delta_tokens import (
     two_tokens,
 )
 from hybridrt.kernels.cpu.fours import FOUR, load4, store4
-from hybridrt.kernels.cpu.jit import FEW as FEW_NUMBERS
 from hybridrt.kernels.cpu.jit import argument, inner
-from hybridrt.kernels.cpu.share import jobs_of, share, sharing_kernel
+from hybridrt.kernels.cpu.share import jobs_of, share, sharing_kernel, threads_for
 from hybridrt.kernels.cpu.state_rows import (
     StateRows,
     clear_padding,
@@ -84,7 +83,7 @@ def gated_delta_rule(
     heads, v_dim = v.shape[1:]
     sizes = Sizes(tokens, key_heads, k_dim, heads, v_dim, 1 if g.ndim == 2 else k_dim)
     out, threads = y.data_ptr(), numba.get_num_threads()
-    _fade(g.data_ptr(), decay.data_ptr(), g.numel(), threads)
+    _fade(g.data_ptr(), decay.data_ptr(), g.numel(), threads_for(g.numel()))
     inputs = (
         *(q.data_ptr(), k.data_ptr(), of_dtype(v), v.data_ptr(), v.stride(0)),
         *(decay.data_ptr(), beta.data_ptr(), sizes),
@@ -130,7 +129,7 @@ def _exp(worker, workers, g, decay, count):  # pragma: no cover  (compiled, as a
 def _fade(g, decay, count, threads):  # pragma: no cover
     """What is left of a state: exp of its logarithm, of one a head or one a key channel."""
     g, decay = pointer(singles(g, count)), pointer(singles(decay, count))
-    share(_exp, 1 if count <= FEW_NUMBERS else threads, (g, decay, count))
+    share(_exp, threads, (g, decay, count))
 
 
 @inner

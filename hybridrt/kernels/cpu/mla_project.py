@@ -6,7 +6,6 @@ are `mla_project_pairs` and `mla_project_amx`.
 
 from typing import no_type_check
 
-import numba
 import numpy as np
 import torch
 from jaxtyping import Float
@@ -15,7 +14,7 @@ from torch import Tensor
 from hybridrt.kernels.cpu.attend_tile import TILE, add_values, score
 from hybridrt.kernels.cpu.bfloat16 import elements, of_dtype, singles
 from hybridrt.kernels.cpu.jit import inner
-from hybridrt.kernels.cpu.share import share, sharing_kernel
+from hybridrt.kernels.cpu.share import share, sharing_kernel, threads_for
 from hybridrt.kernels.cpu.vectors import LANES, aligned, load, pointer, store, store_some
 
 ROWS = 16  # at once: their sums stay in the nearest caches
@@ -33,7 +32,7 @@ def absorb(
     out = torch.empty(rows, heads, rank + q_pe.shape[2], dtype=torch.float32)
     out[:, :, rank:] = q_pe
     q = q_nope.float().contiguous()
-    threads = numba.get_num_threads() if q.numel() * rank > SMALL else 1
+    threads = threads_for(q.numel() * rank, SMALL)
     _absorb(
         *(q.data_ptr(), *q.shape, of_dtype(w_uk), w_uk.data_ptr(), w_uk.stride(0), w_uk.stride(1)),
         *(rank, out.data_ptr(), out.shape[2], threads),
@@ -47,7 +46,7 @@ def expand_values(
     out: Float[Tensor, "rows heads v_dim"],
 ) -> None:
     """Each head's value, of a latent that it attended to. `out` has no gaps."""
-    threads = numba.get_num_threads() if out.numel() * latent.shape[2] > SMALL else 1
+    threads = threads_for(out.numel() * latent.shape[2], SMALL)
     _expand(
         *(latent.data_ptr(), *latent.shape, of_dtype(w_uv), w_uv.data_ptr()),
         *(w_uv.stride(0), w_uv.stride(1), out.shape[2], of_dtype(out), out.data_ptr(), threads),

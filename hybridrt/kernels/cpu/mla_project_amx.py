@@ -2,7 +2,6 @@
 
 from typing import no_type_check
 
-import numba
 import numpy as np
 from jaxtyping import BFloat16
 from torch import Tensor
@@ -19,7 +18,7 @@ from hybridrt.kernels.cpu.attend_tile import TILE
 from hybridrt.kernels.cpu.bfloat16 import halves
 from hybridrt.kernels.cpu.jit import inner
 from hybridrt.kernels.cpu.mla_project import SMALL
-from hybridrt.kernels.cpu.share import share, sharing_kernel
+from hybridrt.kernels.cpu.share import share, sharing_kernel, threads_for
 from hybridrt.kernels.cpu.tile_registers import OUTPUTS, ROWS, release_tiles, take_tiles
 from hybridrt.kernels.cpu.tiles import add_by_tiles, multiply_runs
 from hybridrt.kernels.cpu.vectors import LANES, aligned, load, pointer, store, store_some
@@ -35,7 +34,7 @@ def absorb(
     rank, rope_dim = w_uk.shape[2], q_pe.shape[2]
     q_nope, q_pe = (q if q.stride(2) == 1 else q.contiguous() for q in (q_nope, q_pe))
     out = q_nope.new_empty(rows, heads, rank + rope_dim)
-    threads = numba.get_num_threads() if q_nope.numel() * rank > SMALL else 1
+    threads = threads_for(q_nope.numel() * rank, SMALL)
     _absorb(
         *(q_nope.data_ptr(), q_nope.stride(0), q_nope.stride(1), dim),
         *(q_pe.data_ptr(), q_pe.stride(0), q_pe.stride(1), rope_dim),
@@ -51,7 +50,7 @@ def expand_values(
     out: BFloat16[Tensor, "rows heads v_dim"],
 ) -> None:
     """Each head's value, of a latent that it attended to. `rank` is even, `out` has no gaps."""
-    threads = numba.get_num_threads() if out.numel() * latent.shape[2] > SMALL else 1
+    threads = threads_for(out.numel() * latent.shape[2], SMALL)
     _expand(
         *(latent.data_ptr(), *latent.shape, w_uv.data_ptr(), w_uv.stride(0), w_uv.stride(1)),
         *(out.data_ptr(), out.shape[2], threads),

@@ -6,7 +6,6 @@ added, or keys that give a score. While some of them are multiplied the next are
 
 from typing import no_type_check
 
-import numba
 import numpy as np
 import torch
 from jaxtyping import BFloat16, Float
@@ -27,7 +26,7 @@ from hybridrt.kernels.cpu.jit import calls, inner
 from hybridrt.kernels.cpu.mla_project import ROWS, SMALL
 from hybridrt.kernels.cpu.pair_tile import TOKENS
 from hybridrt.kernels.cpu.pairs import BY_PAIRS
-from hybridrt.kernels.cpu.share import share, sharing_kernel
+from hybridrt.kernels.cpu.share import share, sharing_kernel, threads_for
 from hybridrt.kernels.cpu.vectors import LANES, aligned, load_up_to, pointer, store_up_to
 
 SPARE = max(TOKENS)  # places behind a tile's last row, for those who take several at once
@@ -46,7 +45,7 @@ def absorb(
     rank, rope_dim = w_uk.shape[2], q_pe.shape[2]
     q_nope, q_pe = (q if q.stride(2) == 1 else q.contiguous() for q in (q_nope, q_pe))
     out = torch.empty(rows, heads, rank + rope_dim, dtype=ABSORBED)
-    threads = numba.get_num_threads() if q_nope.numel() * rank > SMALL else 1
+    threads = threads_for(q_nope.numel() * rank, SMALL)
     _absorb(
         *(q_nope.data_ptr(), q_nope.stride(0), q_nope.stride(1), dim),
         *(q_pe.data_ptr(), q_pe.stride(0), q_pe.stride(1), rope_dim),
@@ -62,7 +61,7 @@ def expand_values(
     out: BFloat16[Tensor, "rows heads v_dim"],
 ) -> None:
     """Each head's value, of a latent that it attended to. Neither `latent` nor `out` has gaps."""
-    threads = numba.get_num_threads() if out.numel() * latent.shape[2] > SMALL else 1
+    threads = threads_for(out.numel() * latent.shape[2], SMALL)
     _expand(
         *(of_dtype(latent), latent.data_ptr(), *latent.shape),
         *(w_uv.data_ptr(), w_uv.stride(0), w_uv.stride(1)),

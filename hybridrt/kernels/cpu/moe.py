@@ -7,7 +7,6 @@ so are a token's experts.
 
 from typing import NamedTuple, no_type_check
 
-import numba
 import numpy as np
 import torch
 from jaxtyping import BFloat16, Float, Int64
@@ -17,7 +16,7 @@ from hybridrt.kernels.cpu.bfloat16 import halves, integers, narrow, singles
 from hybridrt.kernels.cpu.dot_bfloat16 import ROWS, VECTORS, make_dot
 from hybridrt.kernels.cpu.expert_gates import SQUARED_RELU, Gate, apply_gate
 from hybridrt.kernels.cpu.jit import argument, inner
-from hybridrt.kernels.cpu.share import share, sharing_kernel
+from hybridrt.kernels.cpu.share import share, sharing_kernel, threads_for
 
 BLOCK = 64  # rows of a matrix, which stay in an L2 cache for all tokens of an expert
 GROUP = VECTORS[-1]  # tokens at once
@@ -80,7 +79,7 @@ def run_experts(
     known = _run(
         *(x.data_ptr(), ids.data_ptr(), weights.data_ptr(), matrices, gate, sizes),
         *(values.data_ptr(), out.data_ptr()),
-        numba.get_num_threads() if products > SMALL else 1,
+        threads_for(products, SMALL),
     )
     if not known:
         raise IndexError(f"expert ids should be 0 .. {sizes.experts - 1}: {expert_ids}")
