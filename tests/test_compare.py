@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numba
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -127,6 +128,73 @@ def test_only_what_is_slower_by_more_than_the_tolerance_is_reported():
     baseline = {"a": 1.0, "b": 2.0, "c": 3.0}
     ratios = {"a": 1.1, "b": 2.5, "c": 2.0, "new": 9.0}
     assert slower(ratios, baseline, 0.2) == {"b": 1.25}
+
+
+@pytest.fixture
+def regression(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The suite of a small machine, whose models take what `found` says."""
+    module: Any = load("regression")
+    threads = torch.get_num_threads(), numba.get_num_threads()
+    module.found = {"llama": {"llama: first token": 1.0}, "lfm2": {"lfm2: first token": 3.0}}
+    monkeypatch.setattr(module, "measure", lambda model, *_: dict(module.found[model]))
+    monkeypatch.setattr(module, "processor", lambda: "Small CPU, AVX2")
+    yield module
+    torch.set_num_threads(threads[0])
+    numba.set_num_threads(threads[1])
+
+
+def run(module: Any, monkeypatch: pytest.MonkeyPatch, *words: str | Path) -> None:
+    monkeypatch.setattr(
+        "sys.argv", ["regression.py", "--models", "llama", "lfm2", *map(str, words)]
+    )
+    module.main()
+
+
+def test_each_kind_of_processor_has_a_baseline_of_its_own(
+    regression: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    path = tmp_path / "regression.json"
+    run(regression, monkeypatch, "--update", "--baseline", path)
+    monkeypatch.setattr(regression, "processor", lambda: "Large CPU, AMX")
+    with pytest.raises(SystemExit) as ended:
+        run(regression, monkeypatch, "--baseline", path)
+    assert ended.value.code == 2
+    message = capsys.readouterr().err
+    assert "no baseline of Large CPU, AMX (it has: Small CPU, AVX2)" in message
+    assert "--update" in message
+    regression.found["llama"]["llama: first token"] = 0.1
+    run(regression, monkeypatch, "--update", "--baseline", path)
+    baselines = json.loads(path.read_text())["baselines"]
+    of_llama = {kind: of["ratios"]["llama: first token"] for kind, of in baselines.items()}
+    assert of_llama == {"Small CPU, AVX2": 1.0, "Large CPU, AMX": 0.1}
+
+
+def test_what_is_slower_than_its_baseline_ends_with_one(
+    regression: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    path = tmp_path / "regression.json"
+    run(regression, monkeypatch, "--update", "--baseline", path)
+    with pytest.raises(SystemExit) as ended:
+        run(regression, monkeypatch, "--baseline", path)
+    assert ended.value.code == 0
+    regression.found["lfm2"]["lfm2: first token"] = 4.5
+    with pytest.raises(SystemExit) as ended:
+        run(regression, monkeypatch, "--baseline", path)
+    assert ended.value.code == 1
+    assert "SLOWER: lfm2: first token takes 1.50 times" in capsys.readouterr().err
+
+
+def test_the_baselines_have_every_row():
+    module = load("regression")
+    rows = {f"{model}: {what}" for model in module.MODELS for what in module.WHAT}
+    for baseline in json.loads(module.OUT.read_text())["baselines"].values():
+        assert set(baseline["ratios"]) == rows
 
 
 def test_workers_of_both_runtimes_answer(tmp_path: Path):
