@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
@@ -24,8 +25,23 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hybridrt.kernels.backend import has_numba
 from hybridrt.kernels.tape_memory import TapeMemory
 
-Call = tuple[Callable[..., Any], tuple[Any, ...]]
-"""A function and its arguments."""
+
+class Call(NamedTuple):
+    """A function and its arguments; and what numba has compiled, if it is a kernel."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    compiled: Any = None
+
+    def __call__(self) -> None:
+        """Makes the call.
+
+        Raises:
+            IndexError: a kernel, which returned False, has no place for a number that it was given.
+        """
+        if self.function(*self.args) is False:
+            raise IndexError(f"{self.function} refuses its arguments")
+
 
 _READS = frozenset(
     (Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.__dlpack__, Tensor.__reduce_ex__)
@@ -58,6 +74,7 @@ class Tape:
         self.flaw: str | None = None
         self._for_kernels = {_memory(tensor) for tensor in for_kernels}
         self._calls: list[Call] = []
+        self._runs: Sequence[Callable[[], None]] | None = None  # what makes them; None: not yet
         self._held: list[Tensor] = []  # whose addresses are among the arguments
         self._memory = memory or TapeMemory()
         self._lent: set[int] = set()  # rooms, by address: what stands there is written every time
@@ -69,15 +86,19 @@ class Tape:
         """Makes all calls again.
 
         Raises:
-            IndexError: a kernel, which returned False, has no place for a number that it was given.
+            IndexError: see `Call`.
         """
-        for function, args in self._calls:
-            if function(*args) is False:
-                raise IndexError(f"{function} refuses its arguments")
+        if self._runs is None:
+            self._runs = [*_runs(self._calls)]
+        for run in self._runs:
+            run()
 
-    def add(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        """Notes a call, which holds its arguments."""
-        self._calls.append((function, args))
+    def add(
+        self, function: Callable[..., Any], args: tuple[Any, ...], compiled: Any = None
+    ) -> None:
+        """Notes a call, which holds its arguments; see `Call`."""
+        self._calls.append(Call(function, args, compiled))
+        self._runs = None
 
     def hold(self, *tensors: Tensor) -> None:
         """Keeps the memory of tensors from being freed, or lent anew, if no call here writes it."""
@@ -209,6 +230,17 @@ class _Functions(TorchFunctionMode):
         elif func is Tensor.data_ptr:
             self._tape.hold(args[0])
         return func(*args, **(kwargs or {}))
+
+
+def _runs(calls: Sequence[Call]) -> Iterator[Callable[[], None]]:
+    """What makes these calls: of kernels side by side, one for all."""
+    for are_kernels, some in groupby(calls, lambda call: call.compiled is not None):
+        if are_kernels:
+            from hybridrt.kernels.cpu.kernel_runs import KernelRun
+
+            yield KernelRun([*some])
+        else:
+            yield from some
 
 
 class _Traits(NamedTuple):

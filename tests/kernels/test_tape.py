@@ -96,7 +96,7 @@ SIZES = [(30, 1000), (40, 1024)]  # for one thread and for several
 
 def _kernels(tape: Tape) -> set[str]:
     """The files of the kernels that a tape calls, if it calls nothing else."""
-    modules = {getattr(function, "__module__", None) or "torch" for function, _ in tape._calls}
+    modules = {getattr(call.function, "__module__", None) or "torch" for call in tape._calls}
     return {module.split(".")[-1] for module in modules}
 
 

@@ -115,7 +115,8 @@ class Kernel:
             self._load_parts()
         result, tape = self._compiled(*args), recording.tape
         if tape is not None:
-            tape.add(self._compiled_for(args), args)
+            compiled = self._compiled_for(args)
+            tape.add(compiled.entry_point, args, compiled)
         return result
 
     def _load_parts(self) -> None:
@@ -124,14 +125,14 @@ class Kernel:
             _load(part)
         self._parts = ()
 
-    def _compiled_for(self, args: tuple[Any, ...]) -> Callable[..., Any]:
-        """What numba calls with such arguments, once it knows what they are.
+    def _compiled_for(self, args: tuple[Any, ...]) -> Any:
+        """What numba compiled for such arguments. Python calls its `entry_point`.
 
         To find that out takes longer than the call, above all of named tuples, and longest in a
         step whose weights have gone through the caches since the last one.
         """
         kinds = tuple(map(self._compiled.typeof_pyval, args))
-        return self._compiled.overloads[kinds].entry_point
+        return self._compiled.overloads[kinds]
 
 
 def _compiles(function: Function, **options: Any) -> Kernel:
