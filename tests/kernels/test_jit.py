@@ -1,4 +1,4 @@
-"""Functions that are compiled apart, and who says that it calls them."""
+"""Functions that are compiled apart, or as parts of others, and who says that it calls them."""
 
 import importlib
 import inspect
@@ -8,15 +8,16 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, FunctionType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, no_type_check
 
 import numba
 import pytest
+from numba.core.codegen import JITCodeLibrary
 from numba.core.dispatcher import Dispatcher
 from numba.core.types import ExternalFunction
 
 import hybridrt.kernels.cpu as kernels
-from hybridrt.kernels.cpu.jit import _APART, Kernel, argument
+from hybridrt.kernels.cpu.jit import _APART, Kernel, argument, inner
 from hybridrt.kernels.cpu.share import run_workers, share, share_each
 
 MODULES = [name for _, name, _ in pkgutil.iter_modules(kernels.__path__, f"{kernels.__name__}.")]
@@ -88,6 +89,43 @@ def _called(function: Any, seen: set[Any]) -> Iterator[ExternalFunction]:
             for each in (value, overload):
                 if isinstance(each, FunctionType):
                     yield from _called(each, seen)
+
+
+@inner
+@no_type_check
+def _half(number):  # pragma: no cover  (compiled, as all below)
+    if number % 2 != 0:
+        raise ValueError("an odd number")
+    return number // 2
+
+
+@inner
+@no_type_check
+def _quarter(number):  # pragma: no cover
+    return _half(_half(number))
+
+
+def test_parts_are_machine_code_in_kernels_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And raise there what they would raise."""
+    compiled: list[str] = []
+    finalize = JITCodeLibrary._finalize_specific
+
+    def note(library: JITCodeLibrary) -> None:
+        compiled.append(library.name)
+        finalize(library)
+
+    monkeypatch.setattr(JITCodeLibrary, "_finalize_specific", note)
+
+    @numba.njit
+    @no_type_check
+    def quarter_of(number):  # pragma: no cover
+        return _quarter(number)
+
+    assert quarter_of(20) == 5
+    with pytest.raises(ValueError, match="an odd number"):
+        quarter_of(22)
+    names = {name.split(".")[-1] for name in compiled}
+    assert "quarter_of" in names and names.isdisjoint({"_half", "_quarter"})
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -21,6 +21,7 @@ from llvmlite import binding
 from numba.core import types
 from numba.extending import typeof_impl
 
+from hybridrt.kernels.cpu.parts import PartCompiler
 from hybridrt.kernels.tape import recording
 
 _OPTIONS: dict[str, Any] = {
@@ -148,10 +149,14 @@ plain_kernel: Decorator = partial(_compiles, error_model="numpy")
 inlined: Decorator = partial(numba.njit, **_OPTIONS, inline="always")
 """Compiles as a part of what calls it."""
 
-_WITHIN: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+_WITHIN: dict[str, Any] = {
+    "no_cpython_wrapper": True,
+    "no_cfunc_wrapper": True,
+    "pipeline_class": PartCompiler,
+}
 
 inner: Decorator = numba.njit(**_WITHIN)
-"""Compiles what only compiled functions call: nothing is made for calls from Python."""
+"""Compiles what only compiled functions call, as a part of them; see `parts`."""
 
 inner_fast: Decorator = numba.njit(**_WITHIN, **_OPTIONS)
 """The same with the divisions and the fast mathematics of kernels."""
