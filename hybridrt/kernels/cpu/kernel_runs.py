@@ -28,8 +28,8 @@ _NUMBER_BYTES = 8
 _ENTRIES: dict[int, int] = {}
 """Addresses of entries, by those of their kernels."""
 
-_LIBRARIES: list[Any] = []
-"""Which have these entries' machine code."""
+_LIBRARIES: list[tuple[Any, dict[int, Any]]] = []
+"""What has their machine code, with their kernels, which stay where they are."""
 
 
 class KernelRun:
@@ -53,7 +53,7 @@ class KernelRun:
         done, count = 0, len(self._calls)
         while done < count:
             done += _make_calls(self._table[done:].ctypes.data, count - done)
-            if done < count:  # from Python it says what is wrong
+            if done < count:  # It did nothing that it can't do again. From Python it says why.
                 self._calls[done]()
                 done += 1
 
@@ -107,7 +107,7 @@ def _make_entries(kernels: dict[int, Any]) -> None:
     library.finalize()
     for address in kernels:
         _ENTRIES[address] = library.get_pointer_to_function(f"entry_{address}")
-    _LIBRARIES.append(library)
+    _LIBRARIES.append((library, kernels))
 
 
 def _write_entry(module: Any, name: str, address: int, compiled: Any) -> None:
