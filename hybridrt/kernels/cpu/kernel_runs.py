@@ -12,6 +12,7 @@ import numpy as np
 from llvmlite import ir
 from numba.core import types
 from numba.core.callconv import RETCODE_NONE, RETCODE_OK
+from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler_lock import global_compiler_lock
 from numba.extending import intrinsic
 
@@ -58,6 +59,17 @@ class KernelRun:
                 done += 1
 
 
+class _EntryLibrary(JITCodeLibrary):
+    """Of functions in which there is nothing to optimise, while somebody waits for a step."""
+
+    def add_llvm_module(self, ll_module: Any) -> None:
+        ll_module.data_layout = self._codegen._data_layout
+        self._final_module.link_in(ll_module)
+
+    def _optimize_final_module(self) -> None:
+        pass
+
+
 @kernel
 @no_type_check
 def _make_calls(table, count):  # pragma: no cover  (compiled)
@@ -99,7 +111,7 @@ def _address_of(compiled: Any) -> int:
 
 def _make_entries(kernels: dict[int, Any]) -> None:
     context = next(iter(kernels.values())).target_context
-    library = context.codegen().create_library("entries")
+    library = _EntryLibrary(context.codegen(), "entries")
     module = library.create_ir_module("entries")
     for address, compiled in kernels.items():
         _write_entry(module, f"entry_{address}", address, compiled)
