@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -143,50 +143,51 @@ def regression(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     numba.set_num_threads(threads[1])
 
 
-def run(module: Any, monkeypatch: pytest.MonkeyPatch, *words: str | Path) -> None:
-    monkeypatch.setattr(
-        "sys.argv", ["regression.py", "--models", "llama", "lfm2", *map(str, words)]
-    )
-    module.main()
+@pytest.fixture
+def run(
+    regression: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[int, Path]]:
+    """Runs it with a file of baselines that has this machine's; says how it ended, and the file."""
+    path = tmp_path / "regression.json"
+
+    def run(*words: str) -> tuple[int, Path]:
+        of_llama_and_lfm2 = ["--models", "llama", "lfm2", "--baseline", str(path), *words]
+        monkeypatch.setattr("sys.argv", ["regression.py", *of_llama_and_lfm2])
+        try:
+            regression.main()
+        except SystemExit as ended:
+            assert isinstance(ended.code, int)
+            return ended.code, path
+        return 0, path
+
+    run("--update")
+    return run
 
 
 def test_each_kind_of_processor_has_a_baseline_of_its_own(
     regression: Any,
-    tmp_path: Path,
+    run: Callable[..., tuple[int, Path]],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ):
-    path = tmp_path / "regression.json"
-    run(regression, monkeypatch, "--update", "--baseline", path)
     monkeypatch.setattr(regression, "processor", lambda: "Large CPU, AMX")
-    with pytest.raises(SystemExit) as ended:
-        run(regression, monkeypatch, "--baseline", path)
-    assert ended.value.code == 2
+    code, path = run()
     message = capsys.readouterr().err
+    assert code == 2 and "--update" in message
     assert "no baseline of Large CPU, AMX (it has: Small CPU, AVX2)" in message
-    assert "--update" in message
     regression.found["llama"]["llama: first token"] = 0.1
-    run(regression, monkeypatch, "--update", "--baseline", path)
+    run("--update")
     baselines = json.loads(path.read_text())["baselines"]
     of_llama = {kind: of["ratios"]["llama: first token"] for kind, of in baselines.items()}
     assert of_llama == {"Small CPU, AVX2": 1.0, "Large CPU, AMX": 0.1}
 
 
 def test_what_is_slower_than_its_baseline_ends_with_one(
-    regression: Any,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    regression: Any, run: Callable[..., tuple[int, Path]], capsys: pytest.CaptureFixture[str]
 ):
-    path = tmp_path / "regression.json"
-    run(regression, monkeypatch, "--update", "--baseline", path)
-    with pytest.raises(SystemExit) as ended:
-        run(regression, monkeypatch, "--baseline", path)
-    assert ended.value.code == 0
+    assert run()[0] == 0
     regression.found["lfm2"]["lfm2: first token"] = 4.5
-    with pytest.raises(SystemExit) as ended:
-        run(regression, monkeypatch, "--baseline", path)
-    assert ended.value.code == 1
+    assert run()[0] == 1
     assert "SLOWER: lfm2: first token takes 1.50 times" in capsys.readouterr().err
 
 

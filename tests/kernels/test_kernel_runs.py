@@ -203,10 +203,8 @@ def test_what_is_no_number_is_an_error() -> None:
 
 def test_other_functions_are_called_as_they_are() -> None:
     """Without numba there is nothing else."""
-    seen: list[int] = []
-    tape: Tape = Tape()
-    add: Callable[..., Any] = tape.add
-    add(seen.append, (1,))
-    add(seen.append, (2,))
+    tape, seen = Tape(), list[int]()
+    for number in (1, 2):
+        tape.add(seen.append, (number,))
     tape.replay()
     assert seen == [1, 2]

@@ -93,13 +93,11 @@ def _enter(typing_context, entry, numbers):
 
 def _entries_for(kernels: Sequence[Any]) -> list[int]:
     """Addresses of the entries of what numba compiled; those that are missing are made at once."""
-    found = [_address_of(kernel) for kernel in kernels]
+    found = [_address_of(compiled) for compiled in kernels]
     with global_compiler_lock:
-        missing = {
-            address: kernel
-            for address, kernel in zip(found, kernels, strict=True)
-            if address not in _ENTRIES
-        }
+        missing = dict(zip(found, kernels, strict=True))
+        for address in missing.keys() & _ENTRIES.keys():
+            del missing[address]
         if missing:
             _make_entries(missing)
     return [_ENTRIES[address] for address in found]
