@@ -17,6 +17,8 @@ os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 # What transformers reports while it makes and loads the oracles would hide what failed.
 os.environ["TRANSFORMERS_VERBOSITY"] = "error"
 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+# Threads that load weights take longer to hand over a tiny one than to load it.
+os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"
 
 # Tiny tensors lose more to waking threads than they win. Numba's are as many: kernels/cpu.
 torch.set_num_threads(1)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
-from jaxtyping import Bool, Int64
+from jaxtyping import Int64
 
 from hybridrt.cache.spec import ALIGNMENT
 
@@ -97,14 +97,13 @@ def find_cuts(needs: Sequence[Need], memory: int) -> Cut:
 
 
 def _search(needs: Sequence[Need], memory: int, most_largest: int, uneven: float) -> Cut | None:
-    best: Cut | None = None
-    best_cost = float("inf")
-    for splits in product(*(_even(need, uneven) for need in needs)):
-        for num_largest in range(1, most_largest + 1):
-            found = _cheapest(needs, splits, *_candidates(needs, splits, num_largest), memory)
-            if found is not None and found[0] < best_cost:
-                best_cost, best = found
-    return best
+    """The first of the best: of few parts before many, of few of the largest pages before many."""
+    found = [
+        _cheapest(needs, splits, *_candidates(needs, splits, most_largest, memory), memory)
+        for splits in product(*(_even(need, uneven) for need in needs))
+    ]
+    possible = [costed for costed in found if costed is not None]
+    return min(possible, key=lambda costed: costed[0])[1] if possible else None
 
 
 def _even(need: Need, uneven: float) -> list[Split]:
@@ -114,39 +113,41 @@ def _even(need: Need, uneven: float) -> list[Split]:
 
 
 def _candidates(
-    needs: Sequence[Need], splits: Sequence[Split], num_largest: int
+    needs: Sequence[Need], splits: Sequence[Split], most_largest: int, limit: int
 ) -> tuple[Int64[np.ndarray, "cuts groups"], Int64[np.ndarray, " cuts"]]:
-    """Slabs of about `num_largest` of the largest pages, and how groups cut them.
+    """Slabs of about 1, 2, ... `most_largest` of the largest pages, and how groups cut them.
 
-    The largest page and the smallest give slabs that both divide: the least for each count
-    near, and if there are more groups, multiples of it. Each of the other groups then takes
-    the most pages that divide such a slab.
+    They have at most `limit` bytes. The largest page and the smallest give slabs that both
+    divide: the least for each count near, and if there are more groups, multiples of it. Each of
+    the other groups then takes the most pages that divide such a slab.
     """
     pages = [split.page_bytes for split in splits]
     largest, smallest = pages.index(max(pages)), pages.index(min(pages))
-    near = _near(num_largest * pages[largest] // pages[smallest])
     others = [g for g in range(len(pages)) if g not in (largest, smallest)]
-    counts = np.ones((len(near), len(pages)), np.int64)
-    counts[:, smallest], counts[:, largest] = near, num_largest
-    unit, least = np.ones(len(near), np.int64), np.zeros(len(near), np.int64)
-    for g in {largest, smallest}:
-        unit = _common_multiple(unit, ALIGNMENT * needs[g].blocks * counts[:, g])
-        least = np.maximum(least, counts[:, g] * pages[g])
-    steps = np.arange(MULTIPLES if others else 1)
-    slab = ((-(-least // unit) + steps[:, None]) * unit).ravel()
-    counts = np.tile(counts, (len(steps), 1))
+    of_largest = np.arange(1, most_largest + 1)[:, None]
+    near = of_largest * pages[largest] // pages[smallest] + np.arange(2 - NEAREST, 2)
+    there, near = near > 0, np.maximum(near, 1)
+    unit, least = np.ones(near.shape, np.int64), np.zeros(near.shape, np.int64)
+    ends = {smallest: near, largest: np.broadcast_to(of_largest, near.shape)}
+    for g, count in ends.items():
+        unit = _common_multiple(unit, ALIGNMENT * needs[g].blocks * count)
+        least = np.maximum(least, count * pages[g])
+    steps = np.arange(MULTIPLES if others else 1)[:, None]
+    slabs = (-(-least // unit)[:, None] + steps) * unit[:, None]
+    there = there[:, None] & (slabs <= min(limit, TOO_LARGE - 1))
+    slab = slabs[there]
+    counts = np.empty((len(slab), len(pages)), np.int64)
+    for g, count in ends.items():
+        counts[:, g] = np.broadcast_to(count[:, None], slabs.shape)[there]
     for g in others:
         counts[:, g] = _most_dividing(slab, pages[g], ALIGNMENT * needs[g].blocks)
-    return counts, slab
-
-
-def _near(count: int) -> Int64[np.ndarray, " counts"]:
-    return np.arange(max(1, count - NEAREST + 2), count + 2)
+    all_divide = counts.all(axis=1)
+    return counts[all_divide], slab[all_divide]
 
 
 def _common_multiple(
-    a: Int64[np.ndarray, " cuts"], b: Int64[np.ndarray, " cuts"]
-) -> Int64[np.ndarray, " cuts"]:
+    a: Int64[np.ndarray, "*cuts"], b: Int64[np.ndarray, "*cuts"]
+) -> Int64[np.ndarray, "*cuts"]:
     """The least, or `TOO_LARGE` where it is of no use."""
     factor = a // np.gcd(a, b)
     return np.where(factor <= TOO_LARGE // b, factor * b, TOO_LARGE)
@@ -156,9 +157,12 @@ def _most_dividing(
     slab: Int64[np.ndarray, " cuts"], page_bytes: int, alignment: int
 ) -> Int64[np.ndarray, " cuts"]:
     """For each slab the most pages that can be cut of it evenly; 0: none near fits."""
-    counts = slab[:, None] // page_bytes - np.arange(NEAREST // 2)
-    even = (counts > 0) & (slab[:, None] % (alignment * np.maximum(counts, 1)) == 0)
-    return np.where(even.any(axis=1), counts[np.arange(len(slab)), even.argmax(axis=1)], 0)
+    most, found = slab // page_bytes, np.zeros(len(slab), np.int64)
+    for fewer in reversed(range(NEAREST // 2)):
+        counts = most - fewer
+        even = (counts > 0) & (slab % (alignment * np.maximum(counts, 1)) == 0)
+        found[even] = counts[even]
+    return found
 
 
 def _cheapest(
@@ -175,15 +179,17 @@ def _cheapest(
     free can still be taken, so much of the first is worse than as much of the second. Fewer
     than `LEAST_SLABS` is worse than any padding, where it can be helped.
     """
+    if not len(slab):
+        return None
     groups = len(needs)
-    strides = slab[:, None] // np.maximum(counts, 1)
+    strides = slab[:, None] // counts
     held = np.array([split.parts for split in splits]) * strides
     padding = (1 - np.array([need.num_bytes for need in needs]) / held).max(axis=1)
     half_full = groups * slab / (2 * memory) if groups > 1 else 0.0
     num_slabs = memory // slab
     too_few = 10 * np.maximum(0, LEAST_SLABS - num_slabs) / LEAST_SLABS
     split_cost = SPLIT_COST * sum(split.parts - 1 for split in splits)
-    possible = (num_slabs >= _least_slabs(splits, counts)) & _is_cut(counts, slab)
+    possible = num_slabs >= _least_slabs(splits, counts)
     excess = np.maximum(0, padding - WANTED_PADDING)
     cost = np.where(possible, padding + EXCESS * excess + half_full + too_few + split_cost, np.inf)
     i = int(cost.argmin())
@@ -204,13 +210,7 @@ def _least_slabs(
 ) -> Int64[np.ndarray, " cuts"]:
     """Slabs for one page of every part of every group."""
     parts = np.array([split.parts for split in splits])
-    return (-(-parts // np.maximum(counts, 1))).sum(axis=1)
-
-
-def _is_cut(
-    counts: Int64[np.ndarray, "cuts groups"], slab: Int64[np.ndarray, " cuts"]
-) -> Bool[np.ndarray, " cuts"]:
-    return (slab < TOO_LARGE) & counts.all(axis=1)
+    return (-(-parts // counts)).sum(axis=1)
 
 
 def _split(layer_bytes: Sequence[int], parts: int) -> Split:
@@ -250,8 +250,6 @@ def _too_little(needs: Sequence[Need], memory: int) -> str:
 def _least_memory(needs: Sequence[Need]) -> Iterator[int]:
     """Bytes that one sequence takes, for every split and number of pages that is tried."""
     for splits in product(*(need.splits for need in needs)):
-        for num_largest in range(1, MOST_LARGEST_PAGES_OF_ALL + 1):
-            counts, slab = _candidates(needs, splits, num_largest)
-            memory = (slab * _least_slabs(splits, counts))[_is_cut(counts, slab)]
-            if len(memory):
-                yield int(memory.min())
+        counts, slab = _candidates(needs, splits, MOST_LARGEST_PAGES_OF_ALL, TOO_LARGE)
+        if len(slab):
+            yield int((slab * _least_slabs(splits, counts)).min())

@@ -5,8 +5,10 @@ in `_SHARED`. Models from elsewhere come by `register_model`, or by an entry poi
 group `hybridrt.models` whose name is the `model_type`.
 """
 
+import os
 import pkgutil
-from functools import cache
+import sys
+from functools import cache, lru_cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
@@ -115,6 +117,20 @@ def _find(model_type: Any) -> "type[CausalLM] | None":
 
 
 def _entry_points() -> tuple[EntryPoint, ...]:
+    return _entry_points_of(tuple((path, _changed(path)) for path in sys.path))
+
+
+def _changed(path: str) -> int | None:
+    """When a package was last put there, or taken away, in nanoseconds."""
+    try:
+        return os.stat(path or os.curdir).st_mtime_ns
+    except OSError:
+        return None
+
+
+@lru_cache(maxsize=1)
+def _entry_points_of(_paths: tuple[tuple[str, int | None], ...]) -> tuple[EntryPoint, ...]:
+    """Looked for once, as what is said of every installed package is read for it."""
     # Two values of one name are two takers; the same one twice is one package found twice.
     return tuple(dict.fromkeys(entry_points(group=_ENTRY_POINTS)))
 

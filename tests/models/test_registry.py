@@ -39,7 +39,7 @@ def _registry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "_registered", {})
 
 
-def install(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, points: str) -> None:
+def put_package(folder: Path, name: str, points: str) -> None:
     """A package as pip leaves it: its module, and what `entry_points.txt` says of it."""
     folder.mkdir(exist_ok=True)
     info = folder / f"{name}-1.0.dist-info"
@@ -47,6 +47,10 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, points: st
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(f"[hybridrt.models]\n{points}\n")
     (folder / f"{name}.py").write_text(MODULE)
+
+
+def install(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, points: str) -> None:
+    put_package(folder, name, points)
     monkeypatch.syspath_prepend(folder)
     monkeypatch.delitem(sys.modules, name, raising=False)
 
@@ -103,6 +107,15 @@ def test_an_entry_point_is_found_and_imported_when_it_is_asked_for(
     assert model_class(text) is found
     with pytest.raises(ValueError, match="taken by the entry point mine = one_package:Mine of"):
         hybridrt.register_model("mine", Mine)
+
+
+def test_a_package_that_is_installed_meanwhile_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, monkeypatch, "one_package", "mine = one_package:Mine")
+    assert models.registered_model_types() == ("mine",)
+    put_package(tmp_path, "another_package", "yours = another_package:Mine")
+    assert models.registered_model_types() == ("mine", "yours")
 
 
 @pytest.mark.parametrize(

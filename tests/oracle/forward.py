@@ -29,10 +29,16 @@ def _model(path: Path, dtype: str) -> Any:
     return lambda token_ids: model(token_ids, use_cache=False).logits
 
 
-@torch.no_grad()
 def oracle_logprobs(path: Path, token_ids: Sequence[int], dtype: str = "float32") -> Tensor:
     """Log-probabilities `[tokens, vocab]` of the token after each of `token_ids`."""
-    logits = _model(path, dtype)(torch.tensor([list(token_ids)]))[0]
+    return _logprobs(path, tuple(token_ids), dtype)
+
+
+@functools.lru_cache(maxsize=8)
+@torch.no_grad()
+def _logprobs(path: Path, token_ids: tuple[int, ...], dtype: str) -> Tensor:
+    """Of the last ones that were asked for, which several errors are measured from."""
+    logits = _model(path, dtype)(torch.tensor([token_ids]))[0]
     return logits.float().log_softmax(-1)
 
 
