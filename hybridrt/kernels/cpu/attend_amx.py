@@ -9,7 +9,7 @@ from typing import NamedTuple, no_type_check
 import numpy as np
 
 from hybridrt.kernels.cpu.attend_tile import TILE, weigh
-from hybridrt.kernels.cpu.bfloat16 import halves, words
+from hybridrt.kernels.cpu.bfloat16 import copy_bytes, halves, words
 from hybridrt.kernels.cpu.jit import inner
 from hybridrt.kernels.cpu.pairs import store_side_by_side
 from hybridrt.kernels.cpu.tile_registers import OUTPUTS, ROWS, RUNS
@@ -112,9 +112,8 @@ def find_runs(
         copies = run * ROWS * width
         runs[2 * run], runs[2 * run + 1] = room + 2 * copies, 2 * width
         for row in range(min(ROWS, count - t)):
-            key = halves(keys + 2 * places[begin + t + row], size)
-            copy = halves(room + 2 * (copies + row * width), size)
-            copy[:] = key
+            key = keys + 2 * places[begin + t + row]
+            copy_bytes(key, room + 2 * (copies + row * width), 2 * size)
 
 
 @inner

@@ -6,7 +6,7 @@
 from typing import no_type_check
 
 from hybridrt.kernels.cpu.attend_tile import TILE, weigh
-from hybridrt.kernels.cpu.bfloat16 import halves
+from hybridrt.kernels.cpu.bfloat16 import copy_bytes, halves
 from hybridrt.kernels.cpu.jit import apart, inner
 from hybridrt.kernels.cpu.pair_order import PAIRS, one_behind_another, side_by_side
 from hybridrt.kernels.cpu.pair_tile import (
@@ -65,10 +65,10 @@ def split_queries(q, query, heads, sizes, scale, queries, width):  # pragma: no 
 def copy_queries(q, query, heads, sizes, queries, width):  # pragma: no cover
     """The same of bfloat16 at an address, as they are. What fills up lines are zeros already."""
     for g in range(heads):
-        given = halves(q + 2 * (query + g * sizes.q_head), sizes.k + sizes.more)
+        given = q + 2 * (query + g * sizes.q_head)
         row = queries.ctypes.data + 4 * g * width
-        first, second = halves(row, sizes.k), halves(row + 2 * width_of(sizes.k), sizes.more)
-        first[:], second[:] = given[: sizes.k], given[sizes.k :]
+        copy_bytes(given, row, 2 * sizes.k)
+        copy_bytes(given + 2 * sizes.k, row + 2 * width_of(sizes.k), 2 * sizes.more)
 
 
 @inner

@@ -60,6 +60,23 @@ def address_of(typing_context, address):
 
 @intrinsic
 @no_type_check
+def copy_bytes(typing_context, given, into, size):
+    """Copies `size` bytes from an address to another one.
+
+    numba takes seconds to compile an array's assignment to another, of which most is for the words
+    that say what sizes they had.
+    """
+
+    def code(context, builder, signature, args):
+        source, target = (builder.inttoptr(place, cgutils.voidptr_t) for place in args[:2])
+        cgutils.raw_memmove(builder, target, source, args[2], 1)
+        return context.get_dummy_value()
+
+    return types.none(types.int64, types.int64, types.int64), code
+
+
+@intrinsic
+@no_type_check
 def _float_of(typing_context, bits):
     def code(context, builder, signature, args):
         return builder.bitcast(args[0], ir.FloatType())

@@ -13,7 +13,7 @@ from jaxtyping import BFloat16, Float, Int64
 from torch import Tensor
 
 from hybridrt.kernels.blocked_matrices import BlockedMatrices
-from hybridrt.kernels.cpu.bfloat16 import halves, narrow, singles
+from hybridrt.kernels.cpu.bfloat16 import copy_bytes, halves, narrow, singles
 from hybridrt.kernels.cpu.expert_gates import SQUARED_RELU, Gate, apply_gate
 from hybridrt.kernels.cpu.expert_products import (
     blocks_of,
@@ -78,8 +78,8 @@ def _gather(worker, workers, x, order, sizes, given):  # pragma: no cover  (comp
     """Puts a worker's share of what assignments' tokens have one behind the other, by expert."""
     for a in range(len(order) * worker // workers, len(order) * (worker + 1) // workers):
         token = order[a] // sizes.top_k
-        own = halves(x + 2 * token * sizes.hidden, sizes.hidden)
-        halves(given + 2 * a * sizes.hidden, sizes.hidden)[:] = own
+        row_bytes = 2 * sizes.hidden
+        copy_bytes(x + token * row_bytes, given + a * row_bytes, row_bytes)
 
 
 @inner
@@ -106,7 +106,8 @@ def _separate(sums, count):  # pragma: no cover
     """Puts sums that take turns into one half for gates and one for the others."""
     turns, half = np.empty((2, OUTPUTS), np.float32), OUTPUTS // 2
     for t in range(count):
-        turns[0], turns[1] = sums[0, t], sums[1, t]
+        for i in range(OUTPUTS):
+            turns[0, i], turns[1, i] = sums[0, t, i], sums[1, t, i]
         for part in range(2):
             for i in range(half):
                 sums[0, t, half * part + i] = turns[part, 2 * i]
@@ -228,6 +229,18 @@ def _second(
     release_tiles(tiles)
 
 
+@inner
+@no_type_check
+def _active(starts, experts):  # pragma: no cover
+    """The experts that have assignments."""
+    active, count = np.empty(experts, np.int64), 0
+    for e in range(experts):
+        if starts[e + 1] > starts[e]:
+            active[count] = e
+            count += 1
+    return active[:count]
+
+
 @sharing_kernel
 @calls(add_products, add_quantised)
 @no_type_check
@@ -239,7 +252,7 @@ def _run(
     count = len(order)
     if count < sizes.tokens * sizes.top_k:
         return False
-    active = np.flatnonzero(starts[1:] > starts[:-1])
+    active = _active(starts, sizes.experts)
     share(_gather, 1 if count * sizes.hidden < MUCH else threads, (x, order, sizes, given))
     rows = room_for_rows(first, sizes.hidden, count)
     share_each(make_row, threads, len(rows) and count, (first, given, sizes.hidden, rows))

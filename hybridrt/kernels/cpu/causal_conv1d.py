@@ -8,7 +8,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from hybridrt.batch import Rows
-from hybridrt.kernels.cpu.bfloat16 import DTYPES, as_float, elements, octets, of_dtype
+from hybridrt.kernels.cpu.bfloat16 import DTYPES, as_float, copy_bytes, elements, octets, of_dtype
 from hybridrt.kernels.cpu.gated import times_sigmoid
 from hybridrt.kernels.cpu.jit import argument, inline, inner
 from hybridrt.kernels.cpu.share import parallel_kernel, share_each, threads_for
@@ -256,13 +256,11 @@ def _convolve(
             place = _seen(
                 count + k - history, own, step, last, earlier, history, channels, is_given, item
             )  # fmt: skip
-            kept = octets(left + item * k * channels, item * size)
+            kept = left + item * k * channels
             if place != 0:
-                seen = octets(place, item * size)
-                for i in range(item * size):  # an assignment of arrays would take ten times as long
-                    kept[i] = seen[i]
+                copy_bytes(place, kept, item * size)
             else:
-                kept[:] = 0
+                octets(kept, item * size)[:] = 0
 
 
 @parallel_kernel

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import BFloat16, Float32, Int32, Int64, Shaped
 from torch import Tensor
 
-from hybridrt.kernels.cpu.bfloat16 import address_of, halves, integers, octets, singles
+from hybridrt.kernels.cpu.bfloat16 import address_of, copy_bytes, halves, integers, singles
 from hybridrt.kernels.cpu.bfloat16 import widen as widened
 from hybridrt.kernels.cpu.jit import inner, kernel
 from hybridrt.kernels.cpu.share import jobs_of, numbers_of, parallel_kernel, share, threads_for
@@ -57,12 +57,6 @@ def take_tokens(
 
 @inner
 @no_type_check
-def _copy(given, into, size):  # pragma: no cover  (compiled, as all below)
-    octets(into, size)[:] = octets(given, size)
-
-
-@inner
-@no_type_check
 def _widen(worker, workers, x, out, size):  # pragma: no cover
     begin, end = numbers_of(worker, workers, size)
     given, result = halves(x + 2 * begin, end - begin), singles(out + 4 * begin, end - begin)
@@ -84,7 +78,7 @@ def _copy_rows(
     for run in range(runs):
         for row in range(rows):
             given = x + run * x_run + row * x_row
-            _copy(given, out + run * out_run + row * out_row, size)
+            copy_bytes(given, out + run * out_run + row * out_row, size)
 
 
 @kernel
@@ -94,7 +88,7 @@ def _take_rows(table, rows, size, numbers, count, out):  # pragma: no cover
     for n in range(count):
         if number_of[n] < 0 or number_of[n] >= rows:
             return False
-        _copy(table + number_of[n] * size, out + n * size, size)
+        copy_bytes(table + number_of[n] * size, out + n * size, size)
     return True
 
 
@@ -108,7 +102,7 @@ def _take_share(
     blocks = numba.carray(address_of(table), ((end + block_size - 1) // block_size,), np.int32)
     for n in range(first, last):
         at = np.int64(blocks[(place + n) // block_size]) * block
-        _copy(pages + at + (place + n) % block_size * token, out + n * size, size)
+        copy_bytes(pages + at + (place + n) % block_size * token, out + n * size, size)
 
 
 @parallel_kernel

@@ -55,6 +55,16 @@ def expand_values(
 
 @inner
 @no_type_check
+def multiples(count, step):  # pragma: no cover  (compiled, as all below)
+    """Where `count` rows begin, of which each lies a `step` behind the one before."""
+    places = np.empty(count, np.int64)
+    for i in range(count):
+        places[i] = i * step
+    return places
+
+
+@inner
+@no_type_check
 def _absorb_some(q, w, head, begin, row_stride, rank, out, row, count):  # pragma: no cover
     """Some rows of a head, whose weights begin at `begin`."""
     width = (rank + LANES - 1) // LANES * LANES

@@ -15,9 +15,9 @@ from hybridrt.kernels.cpu.attend_amx import (
     steps_of,
 )
 from hybridrt.kernels.cpu.attend_tile import TILE
-from hybridrt.kernels.cpu.bfloat16 import halves
+from hybridrt.kernels.cpu.bfloat16 import copy_bytes, halves
 from hybridrt.kernels.cpu.jit import inner
-from hybridrt.kernels.cpu.mla_project import SMALL
+from hybridrt.kernels.cpu.mla_project import SMALL, multiples
 from hybridrt.kernels.cpu.share import share, sharing_kernel, threads_for
 from hybridrt.kernels.cpu.tile_registers import OUTPUTS, ROWS, release_tiles, take_tiles
 from hybridrt.kernels.cpu.tiles import add_by_tiles, multiply_runs
@@ -78,7 +78,7 @@ def _absorb_heads(
     """The heads whose turn it is: their weights' rows are added, as values are."""
     latent_dim = rank + pe_dim
     tiles, sums, room = take_tiles(True), aligned(rows * OUTPUTS), aligned((dim + 1) // 2 * OUTPUTS)
-    places = np.arange(dim + 1) * w_row
+    places = multiples(dim + 1, w_row)
     of_places, of_sums, paired = pointer(places), pointer(sums), room.ctypes.data
     for head in range(worker, heads, workers):
         for d in range(0, rank, OUTPUTS):
@@ -92,8 +92,9 @@ def _absorb_heads(
                 into = out + 2 * ((row * heads + head) * latent_dim + d)
                 _write(of_sums, row * OUTPUTS, into, some)
         for row in range(rows):
-            rotated = halves(pe + 2 * (row * pe_row + head * pe_head), pe_dim)
-            halves(out + 2 * ((row * heads + head) * latent_dim + rank), pe_dim)[:] = rotated
+            rotated = pe + 2 * (row * pe_row + head * pe_head)
+            into = out + 2 * ((row * heads + head) * latent_dim + rank)
+            copy_bytes(rotated, into, 2 * pe_dim)
     release_tiles(tiles)
 
 
@@ -117,7 +118,7 @@ def _expand_heads(
 ):  # fmt: skip  # pragma: no cover
     """The heads whose turn it is: latents are multiplied with weights' rows, as with keys."""
     tiles, rooms, scores = take_tiles(True), rooms_of(rank, 0), aligned(ROWS * TILE)
-    places, steps = np.arange(v_dim + 1) * w_row, steps_of(rank)
+    places, steps = multiples(v_dim + 1, w_row), steps_of(rank)
     of_places, runs, found = pointer(places), pointer(rooms.runs), pointer(rooms.found)
     keys, values = rooms.keys.ctypes.data, pointer(scores)
     for job in range(worker, heads * ((rows + ROWS - 1) // ROWS), workers):

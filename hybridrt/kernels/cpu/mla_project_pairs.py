@@ -23,7 +23,7 @@ from hybridrt.kernels.cpu.attend_pairs import (
 from hybridrt.kernels.cpu.attend_tile import TILE
 from hybridrt.kernels.cpu.bfloat16 import elements, halves, narrow, of_dtype, widen
 from hybridrt.kernels.cpu.jit import calls, inner
-from hybridrt.kernels.cpu.mla_project import ROWS, SMALL
+from hybridrt.kernels.cpu.mla_project import ROWS, SMALL, multiples
 from hybridrt.kernels.cpu.pair_tile import TOKENS
 from hybridrt.kernels.cpu.pairs import BY_PAIRS
 from hybridrt.kernels.cpu.share import share, sharing_kernel, threads_for
@@ -87,7 +87,7 @@ def _absorb_heads(
     """A worker's share of the heads, which are neighbours: so their weights are, too."""
     width, most = width_of(rank), min(rows, ROWS)
     sums, weights, kept = aligned(most * width), aligned(most * TILE), np.ones(most, np.float32)
-    places = np.arange(STEP) * w_row
+    places = multiples(STEP, w_row)
     begin, end = heads * worker // workers, heads * (worker + 1) // workers
     for job in range((end - begin) * ((rows + most - 1) // most)):
         head, row = begin + job % (end - begin), job // (end - begin) * most

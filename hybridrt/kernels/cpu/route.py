@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
-from hybridrt.kernels.cpu.bfloat16 import DTYPES, elements, integers, of_dtype, singles
+from hybridrt.kernels.cpu.bfloat16 import DTYPES, copy_bytes, elements, integers, of_dtype, singles
 from hybridrt.kernels.cpu.gated import times_sigmoid
 from hybridrt.kernels.cpu.jit import inline, inner, inner_exact
 from hybridrt.kernels.cpu.share import jobs_of, parallel_kernel, share, threads_for
@@ -185,7 +185,11 @@ def _score(logits, experts, is_softmax):  # pragma: no cover
             x = load_up_to(numbers, e, count)
             store_up_to(times_sigmoid(splat(np.float32(1)), x), numbers, e, count)
         return
-    largest, total = splat(np.max(logits)), splat(np.float32(0))
+    most = logits[0]
+    for e in range(experts):
+        if logits[e] > most:
+            most = logits[e]
+    largest, total = splat(most), splat(np.float32(0))
     for e in range(0, experts, LANES):
         count = experts - e
         store_up_to(exp(sub(load_up_to(numbers, e, count), largest)), numbers, e, count)
@@ -207,7 +211,7 @@ def _choose(
     for t in range(first, last):
         scores = singles(logits + 4 * t * experts, experts)
         _score(scores, experts, is_softmax)
-        merit[:] = scores
+        copy_bytes(scores.ctypes.data, merit.ctypes.data, 4 * experts)
         if bias != 0:
             merit += singles(bias, experts)
         chosen, weight = (

@@ -59,7 +59,7 @@ def _write(
     for row in range(rows):
         given = octets(values + t * given_stride + row * given_row, size)
         target = octets(place + row * row_stride, size)
-        for i in range(size):
+        for i in range(size):  # which `copy_bytes` takes longer for, as there are few
             target[i] = given[i]
 
 
