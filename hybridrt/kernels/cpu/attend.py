@@ -8,7 +8,6 @@ In the end pieces are joined.
 
 from typing import Literal, NamedTuple, no_type_check
 
-import numba
 import numpy as np
 import torch
 from numba.core import types
@@ -42,7 +41,7 @@ from hybridrt.kernels.cpu.attend_tile import (
     score,
     weigh,
 )
-from hybridrt.kernels.cpu.bfloat16 import address_of, as_float, elements, integers, singles
+from hybridrt.kernels.cpu.bfloat16 import as_float, elements, integers, short_integers, singles
 from hybridrt.kernels.cpu.jit import FIRST, calls, inner
 from hybridrt.kernels.cpu.pairs import BY_PAIRS
 from hybridrt.kernels.cpu.share import share, sharing_kernel
@@ -263,7 +262,7 @@ def attend(
         elements(more, 1, like),
         elements(v, 1, like),
     )
-    table = numba.carray(address_of(table), (rows * table_stride,), np.int32)
+    table = short_integers(table, rows * table_stride)
     positions = integers(positions, rows)
     sinks = singles(sinks, heads if sinks != 0 else 0)
     out = elements(out, rows * heads * sizes.v, q_like)

@@ -8,11 +8,10 @@ sequence, so a result depends neither on the chunk nor on its neighbours.
 
 from typing import NamedTuple, no_type_check
 
-import numba
 import numpy as np
 
 from hybridrt.kernels.cpu.attend_tile import NOTHING, capped, first_seen
-from hybridrt.kernels.cpu.bfloat16 import address_of, halves, integers, singles
+from hybridrt.kernels.cpu.bfloat16 import halves, integers, short_integers, singles
 from hybridrt.kernels.cpu.fast_exp import LOG2_E
 from hybridrt.kernels.cpu.jit import argument, calls, inner, inner_sums
 from hybridrt.kernels.cpu.pack_tokens import pack_block
@@ -351,7 +350,7 @@ def attend_blocks(
         first, of_out = begin, out + 2 * begin * heads.q_heads * heads.v
         begin += queries
         pages = (place + seen - 1) // heads.page_size + 1
-        table = numba.carray(address_of(tables + 4 * row * table_stride), (pages,), np.int32)
+        table = short_integers(tables + 4 * row * table_stride, pages)
         numbers = 2 * blocks * OUTPUTS * (heads.k + heads.v)
         at_once = max(1, min(heads.kv_heads, heads.most_bytes // numbers))
         k_blocks = _room(at_once, blocks, OUTPUTS * heads.k // 2)

@@ -7,12 +7,11 @@ depend on the chunk. Weights are relative to the largest score so far (arXiv 180
 
 from typing import no_type_check
 
-import numba
 import numpy as np
 
 from hybridrt.kernels.cpu.attend_jobs import MORE, find
 from hybridrt.kernels.cpu.attend_tile import NOTHING, first_seen
-from hybridrt.kernels.cpu.bfloat16 import address_of, singles
+from hybridrt.kernels.cpu.bfloat16 import short_integers, singles
 from hybridrt.kernels.cpu.fours import FOUR
 from hybridrt.kernels.cpu.jit import inner
 from hybridrt.kernels.cpu.lane_tile import add_values, cap, hide, score, weigh
@@ -101,7 +100,7 @@ def attend_lanes(
     """
     group, seen = heads // sizes.kv_heads, first_seen(position, sizes.window, sizes.chunked)
     blocks = (position + queries - 1) // sizes.block_size + 1 - seen // sizes.block_size
-    table = numba.carray(address_of(table), (blocks,), np.int32)
+    table = short_integers(table, blocks)
     q, k, more, v = singles(q, 1), singles(k, 1), singles(more, 1), singles(v, 1)
     sinks = singles(sinks, heads if sinks != 0 else 0)
     out = singles(out, queries * heads * sizes.v)

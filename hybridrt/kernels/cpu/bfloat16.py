@@ -6,12 +6,12 @@ would take as long as they do. Inside of a kernel `elements` and the like are ar
 
 from typing import no_type_check
 
-import numba
 import numpy as np
 import torch
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic, overload
+from numba.np import arrayobj
 from torch import Tensor
 
 from hybridrt.kernels.cpu.jit import inlined
@@ -47,15 +47,55 @@ def are_singles(*tensors: Tensor) -> bool:
     return all(t.dtype == torch.float32 and t.stride(-1) == 1 for t in tensors)
 
 
+@no_type_check
+def _array(context, builder, kind, address, count):
+    """An array of that kind, of which nobody owns the numbers."""
+    array = arrayobj.make_array(kind)(context, builder)
+    size = context.get_constant(types.intp, arrayobj.get_itemsize(context, kind))
+    arrayobj.populate_array(
+        array,
+        data=builder.inttoptr(address, array.data.type),
+        shape=[count],
+        strides=[size],
+        itemsize=size,
+        meminfo=None,
+    )
+    return array._getvalue()
+
+
+# `numba.carray` would be compiled anew for each kind of numbers, and of count.
+@no_type_check
+def _array_of(dtype):
+    """Makes an array of the `count` numbers at an address."""
+    kind = types.Array(dtype, 1, "C")
+
+    @intrinsic
+    def numbers(typing_context, address, count):
+        def code(context, builder, signature, args):
+            return _array(context, builder, kind, *args)
+
+        return kind(types.int64, types.int64), code
+
+    return numbers
+
+
+octets, halves, words = _array_of(types.uint8), _array_of(types.uint16), _array_of(types.uint32)
+"""Of bytes; of bfloat16, as uint16; of pairs of bfloat16."""
+
+singles, doubles = _array_of(types.float32), _array_of(types.float64)
+integers, short_integers = _array_of(types.int64), _array_of(types.int32)
+
+
 @intrinsic
 @no_type_check
-def address_of(typing_context, address):
-    """An address as `numba.carray` takes it."""
+def elements(typing_context, address, count, like):
+    """The `count` numbers at an address, of the kind that an array has."""
+    kind = types.Array(like.dtype, 1, "C")
 
     def code(context, builder, signature, args):
-        return builder.inttoptr(args[0], cgutils.voidptr_t)
+        return _array(context, builder, kind, *args[:2])
 
-    return types.voidptr(types.int64), code
+    return kind(types.int64, types.int64, like), code
 
 
 @intrinsic
@@ -95,56 +135,7 @@ def _bits_of(typing_context, number):
 
 @inlined
 @no_type_check
-def elements(address, count, like):  # pragma: no cover  (compiled, as all below)
-    """The `count` numbers at an address, of the kind that an array has."""
-    return numba.carray(address_of(address), (count,), like.dtype)
-
-
-@inlined
-@no_type_check
-def halves(address, count):  # pragma: no cover
-    """The `count` bfloat16 numbers at an address, as uint16."""
-    return numba.carray(address_of(address), (count,), np.uint16)
-
-
-@inlined
-@no_type_check
-def words(address, count):  # pragma: no cover
-    """The `count` pairs of bfloat16 numbers at an address, as uint32."""
-    return numba.carray(address_of(address), (count,), np.uint32)
-
-
-@inlined
-@no_type_check
-def singles(address, count):  # pragma: no cover
-    """The `count` float32 numbers at an address."""
-    return numba.carray(address_of(address), (count,), np.float32)
-
-
-@inlined
-@no_type_check
-def octets(address, count):  # pragma: no cover
-    """The `count` bytes at an address."""
-    return numba.carray(address_of(address), (count,), np.uint8)
-
-
-@inlined
-@no_type_check
-def doubles(address, count):  # pragma: no cover
-    """The `count` float64 numbers at an address."""
-    return numba.carray(address_of(address), (count,), np.float64)
-
-
-@inlined
-@no_type_check
-def integers(address, count):  # pragma: no cover
-    """The `count` int64 numbers at an address."""
-    return numba.carray(address_of(address), (count,), np.int64)
-
-
-@inlined
-@no_type_check
-def widen(half):  # pragma: no cover
+def widen(half):  # pragma: no cover  (compiled, as all below)
     """A bfloat16 as float32, which it is exactly."""
     return _float_of(np.uint32(half) << np.uint32(16))
 

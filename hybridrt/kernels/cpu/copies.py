@@ -2,12 +2,11 @@
 
 from typing import no_type_check
 
-import numba
 import numpy as np
 from jaxtyping import BFloat16, Float32, Int32, Int64, Shaped
 from torch import Tensor
 
-from hybridrt.kernels.cpu.bfloat16 import address_of, copy_bytes, halves, integers, singles
+from hybridrt.kernels.cpu.bfloat16 import copy_bytes, halves, integers, short_integers, singles
 from hybridrt.kernels.cpu.bfloat16 import widen as widened
 from hybridrt.kernels.cpu.jit import inner, kernel
 from hybridrt.kernels.cpu.share import jobs_of, numbers_of, parallel_kernel, share, threads_for
@@ -99,7 +98,7 @@ def _take_share(
 ):  # fmt: skip  # pragma: no cover
     first, last = jobs_of(worker, workers, tokens)
     end = place + last
-    blocks = numba.carray(address_of(table), ((end + block_size - 1) // block_size,), np.int32)
+    blocks = short_integers(table, (end + block_size - 1) // block_size)
     for n in range(first, last):
         at = np.int64(blocks[(place + n) // block_size]) * block
         copy_bytes(pages + at + (place + n) % block_size * token, out + n * size, size)

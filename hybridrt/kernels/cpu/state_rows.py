@@ -2,14 +2,13 @@
 
 from typing import NamedTuple, no_type_check
 
-import numba
 import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
 from hybridrt.batch import Rows
-from hybridrt.kernels.cpu.bfloat16 import address_of, as_float, elements, integers, octets
+from hybridrt.kernels.cpu.bfloat16 import as_float, elements, integers, octets, short_integers
 from hybridrt.kernels.cpu.jit import argument, inlined, inner
 
 
@@ -51,7 +50,7 @@ class StateRows(NamedTuple):
 @no_type_check
 def starts(rows):  # pragma: no cover  (compiled, as all below)
     """Where each row's tokens begin, and where the last one's end."""
-    return numba.carray(address_of(rows.cu_seqlens), (rows.num_rows + 1,), np.int32)
+    return short_integers(rows.cu_seqlens, rows.num_rows + 1)
 
 
 @inlined
