@@ -66,7 +66,7 @@ def _array(context, builder, kind, address, count):
 # `numba.carray` would be compiled anew for each kind of numbers, and of count.
 @no_type_check
 def _array_of(dtype):
-    """Makes an array of the `count` numbers at an address."""
+    """A function that makes an array of the `count` numbers at an address."""
     kind = types.Array(dtype, 1, "C")
 
     @intrinsic
