@@ -88,6 +88,14 @@ def test_all_numbers_of_bfloat16() -> None:
         _check(x, y, torch.ones(4).bfloat16(), scale=scale)
 
 
+@pytest.mark.parametrize("size", [48, 320, 1536])
+def test_a_mean_is_the_same_in_a_loop_over_rows(size: int) -> None:
+    """Which could multiply by what it has divided 1 by once: another number, if rarely."""
+    draw = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(2**21 // size, size, generator=draw).bfloat16() for _ in range(2))
+    _check(x, y, torch.randn(size, generator=draw).bfloat16())
+
+
 def test_the_reference_adds_and_norms() -> None:
     x, y, weight = torch.randn(3, 5), torch.randn(3, 5), torch.randn(5)
     total, normed = reference.add_rms_norm(x, y, weight, 1e-6, 1.0, 0.5)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hybridrt.kernels.cpu.bfloat16 import halves
 from hybridrt.kernels.cpu.elementwise import add_part
-from hybridrt.kernels.cpu.jit import inner_fast
+from hybridrt.kernels.cpu.jit import inner_exact, inner_fast
 from hybridrt.kernels.cpu.share import jobs_of, parallel_kernel, share, share_each, threads_for
 from hybridrt.kernels.cpu.vector_math import add, fma, mul, splat, sum_of_lanes
 from hybridrt.kernels.cpu.vectors import LANES, load_up_to, pointer, prefetch, store_up_to
@@ -57,10 +57,13 @@ def add_rms_norm(
     return total, out
 
 
-@inner_fast
+@inner_exact
 @no_type_check
 def _norm(x, weight, out, size, eps, offset, ahead, more_ahead):  # pragma: no cover  (compiled)
-    """A row. Meanwhile it begins to read those that are needed next, at two addresses."""
+    """A row. Meanwhile it begins to read those that are needed next, at two addresses.
+
+    Exact, as fast mathematics divides by `size` in a loop over rows in another way than elsewhere.
+    """
     of_x, of_w = pointer(halves(x, size)), pointer(halves(weight, size))
     result, shift = pointer(halves(out, size)), splat(np.float32(offset))
     # By vectors, as a compiler would add in another order wherever this becomes part of a loop.
