@@ -48,7 +48,8 @@ def _expected(reason: str, name: str) -> Tensor:
 
 @st.composite
 def settings(draw: st.DrawFn) -> Setting:
-    page_size = draw(st.sampled_from([1, 4, 16, 64]))
+    """What cuts least comes first, as hypothesis tries that for every layer."""
+    page_size = draw(st.sampled_from([64, 16, 4, 1]))
     return Setting(
         page_size,
         draw(st.sampled_from([size for size in (1, 2, 4, 16, 64) if page_size % size == 0])),
@@ -66,7 +67,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
     count = st.one_of(st.just(1), st.integers(1, 5), st.integers(1, 70))
     steps = st.dictionaries(names, count, min_size=1)
     events = draw(st.lists(st.one_of(steps, steps, steps, names), max_size=12))
-    return Schedule(events, draw(st.sampled_from([1, 2, 3, 7, 16, 70])))
+    return Schedule(events, draw(st.sampled_from([70, 16, 7, 3, 2, 1])))
 
 
 def _run(bench: Bench, row: LayerRow, step: Step) -> None:
@@ -114,11 +115,12 @@ def test_alone_is_batched_is_chunked_is_resumed(
     _check(row, setting, schedule)
 
 
-@pytest.mark.parametrize("page_size", [1, 4, 16, 64])
+@pytest.mark.parametrize(
+    ("page_size", "block", "layout"), [(1, 1, "NHD"), (4, 1, "HND"), (16, 16, "HND"), (64, 16, "NHD")]
+)
 @pytest.mark.parametrize("row", LAYERS, ids=lambda row: row.reason)
-def test_every_page_size(row: LayerRow, page_size: int) -> None:
-    for block, layout in ((page_size, "HND"), (max(1, page_size // 4), "NHD")):
-        _check(row, Setting(page_size, block, layout), _DROPPED)
+def test_every_page_size(row: LayerRow, page_size: int, block: int, layout: str) -> None:
+    _check(row, Setting(page_size, block, layout), _DROPPED)
 
 
 ATTENTION = tuple(row for row in LAYERS if row.reason.startswith("attention"))

@@ -45,14 +45,15 @@ class Traffic:
 
 @st.composite
 def settings(draw: st.DrawFn) -> Setting:
-    page_size = draw(st.sampled_from([1, 4, 16, 64]))
+    """What cuts least comes first, as hypothesis tries that for every row."""
+    page_size = draw(st.sampled_from([64, 16, 4, 1]))
     blocks = [size for size in (1, 2, 4, 8, 16, 64) if page_size % size == 0]
     options = {
         "page_size": page_size,
         "kernel_block_size": draw(st.sampled_from([None, *blocks])),
         "kv_layout": draw(st.sampled_from(["HND", "NHD"])),
         "cache_policy": draw(st.sampled_from(["paged", "paged", "contiguous"])),
-        "max_num_batched_tokens": draw(st.sampled_from([1, 3, 8, 16, 31, 64, 100])),
+        "max_num_batched_tokens": draw(st.sampled_from([100, 64, 31, 16, 8, 3, 1])),
         "max_num_seqs": draw(st.integers(1, 8)),
         "attention_backend": draw(st.sampled_from(["reference", "numba"])),
         "state_backend": draw(st.sampled_from(["reference", "numba"])),
@@ -113,13 +114,14 @@ def assert_the_same_as_alone(name: str, setting: Setting, traffic: Traffic) -> N
     assert free_slabs(llm) == room
 
 
-@pytest.mark.parametrize("page_size", [1, 4, 16, 64])
+@pytest.mark.parametrize(
+    ("page_size", "block", "layout"), [(1, 1, "NHD"), (4, 1, "HND"), (16, 16, "HND"), (64, 16, "NHD")]
+)
 @pytest.mark.parametrize("name", OF_EACH_CACHE)
-def test_every_page_size_and_layout(name: str, page_size: int) -> None:
-    for block, layout in ((page_size, "HND"), (max(1, page_size // 4), "NHD")):
-        options = {"page_size": page_size, "kernel_block_size": block, "kv_layout": layout}
-        llm = open_llm(name, **options, max_num_batched_tokens=13)
-        assert_all_same(run(llm, all_at_once(name)), name)
+def test_every_page_size(name: str, page_size: int, block: int, layout: str) -> None:
+    options = {"page_size": page_size, "kernel_block_size": block, "kv_layout": layout}
+    llm = open_llm(name, **options, max_num_batched_tokens=13)
+    assert_all_same(run(llm, all_at_once(name)), name)
 
 
 @pytest.mark.parametrize("name", CACHE_ROWS)

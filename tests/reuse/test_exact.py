@@ -62,12 +62,13 @@ class Setting:
 
 @st.composite
 def settings(draw: st.DrawFn) -> Setting:
-    page_size = draw(st.sampled_from([1, 4, 16]))
+    """What cuts least comes first, as hypothesis tries that for every row."""
+    page_size = draw(st.sampled_from([16, 4, 1]))
     blocks = [size for size in (1, 2, 4, 8, 16) if page_size % size == 0]
     options = {
         "page_size": page_size,
         "kernel_block_size": draw(st.sampled_from([None, *blocks])),
-        "max_num_batched_tokens": draw(st.sampled_from([5, 16, 31, 100])),
+        "max_num_batched_tokens": draw(st.sampled_from([100, 31, 16, 5])),
         "max_num_seqs": draw(st.integers(1, 6)),
         "checkpoint_interval": draw(st.sampled_from([None, None, 1, 7, 16])),
         "checkpoint_memory": draw(st.sampled_from([None, None, "24KiB"])),

@@ -25,6 +25,11 @@ Result = TypeVar("Result")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
 
 
+def _open() -> LLM:
+    """Without recorded steps, for which the cache does nothing else; recording takes its time."""
+    return open_llm(EVERY_KIND, record_decode=False)
+
+
 class User:
     """Does what sessions can do, with a fault on the way."""
 
@@ -97,7 +102,7 @@ class User:
 def called() -> frozenset[Point]:
     """Those that sessions come to: with a fault at any other nothing would fail."""
     counts = {point: Fault(is_armed=True) for point in points(CACHE)}
-    llm = open_llm(EVERY_KIND)
+    llm = _open()
     with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as directory:
         for point, count in counts.items():
             point.patch(patch, count)
@@ -116,7 +121,7 @@ def test_sessions_get_over_a_fault(point: Point, tmp_path: Path) -> None:
 
 
 def run_with(point: Point, fault: Fault, directory: Path) -> None:
-    llm = open_llm(EVERY_KIND)
+    llm = _open()
     with pytest.MonkeyPatch.context() as patch, nothing_left(llm):
         point.patch(patch, fault)
         User(llm, fault, directory / "session").run()
