@@ -174,11 +174,11 @@ def _error(row: Any) -> float:
     """The largest over the row's prompts and what is generated behind them."""
     from tests.models.test_against_transformers import _answers, _llm, _prompts
     from tests.oracle import tiny_checkpoint
-    from tests.oracle.answers import judge
+    from tests.oracle.answers import judge_all
 
     path = tiny_checkpoint(row.name)
     answers = _answers(_llm(path, "float32"), _prompts(row, row.prompt_lengths))
-    return max(judge(path, answer, row.stepwise).error for answer in answers)
+    return max(verdict.error for verdict in judge_all(path, answers, row.stepwise))
 
 
 if __name__ == "__main__":

@@ -14,3 +14,10 @@ def bounded(max_examples: int) -> settings:
         database=None,
         suppress_health_check=_SLOW_OR_SHARED,
     )
+
+
+PAGES = ((1, 1, "NHD"), (4, 1, "HND"), (16, 16, "HND"), (64, 16, "NHD"))
+"""Sizes of pages and of kernel blocks, and layouts: where properties are tried at every size.
+
+The other combinations are drawn.
+"""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tests.harness.bench import Bench, Setting, alone, random_tokens
 from tests.harness.layer_rows import BY_REASON, LAYERS, ONE_OF_EACH, LayerRow
-from tests.harness.properties import bounded
+from tests.harness.properties import PAGES, bounded
 from tests.harness.tolerance import assert_close
 
 LENGTHS = {"a": 41, "b": 17, "c": 66, "d": 1, "e": 9}
@@ -115,9 +115,7 @@ def test_alone_is_batched_is_chunked_is_resumed(
     _check(row, setting, schedule)
 
 
-@pytest.mark.parametrize(
-    ("page_size", "block", "layout"), [(1, 1, "NHD"), (4, 1, "HND"), (16, 16, "HND"), (64, 16, "NHD")]
-)
+@pytest.mark.parametrize(("page_size", "block", "layout"), PAGES)
 @pytest.mark.parametrize("row", LAYERS, ids=lambda row: row.reason)
 def test_every_page_size(row: LayerRow, page_size: int, block: int, layout: str) -> None:
     _check(row, Setting(page_size, block, layout), _DROPPED)

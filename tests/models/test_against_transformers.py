@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from hybridrt import LLM, SamplingParams
-from tests.oracle import BFLOAT16, TINY, Tiny, oracle_logprobs, tiny_checkpoint
-from tests.oracle.answers import Answer, judge
+from tests.oracle import BFLOAT16, TINY, Tiny, tiny_checkpoint
+from tests.oracle.answers import Answer, judge_all
+from tests.oracle.forward import oracle_logprobs_of_all
 from tests.oracle.two_times import errors, oracle_errors
 
 LARGEST_ERROR = 1e-3
@@ -74,8 +75,8 @@ def _change_by_an_early_mistake(row: Tiny, path: Path) -> float:
     right = torch.randint(131, (41,), generator=torch.Generator().manual_seed(0)).tolist()
     wrong = [*right]
     wrong[row.earliest_seen] = (right[row.earliest_seen] + 1) % 131
-    change = oracle_logprobs(path, right)[-1] - oracle_logprobs(path, wrong)[-1]
-    return change.abs().max().item()
+    of_right, of_wrong = oracle_logprobs_of_all(path, [right, wrong])
+    return (of_right[-1] - of_wrong[-1]).abs().max().item()
 
 
 @pytest.mark.parametrize("row", TINY, ids=lambda row: row.name)
@@ -83,8 +84,8 @@ def test_float32_equals_the_full_forward(row: Tiny) -> None:
     """And that forward would tell a mistake at an early token, even at the last one."""
     path = tiny_checkpoint(row.name)
     assert _change_by_an_early_mistake(row, path) > 0.1
-    for answer in _answers(_llm(path, "float32"), _prompts(row, row.prompt_lengths)):
-        verdict = judge(path, answer, row.stepwise)
+    answers = _answers(_llm(path, "float32"), _prompts(row, row.prompt_lengths))
+    for answer, verdict in zip(answers, judge_all(path, answers, row.stepwise), strict=True):
         assert not verdict.wrong_tokens, f"after {len(answer.prompt)} prompt tokens"
         assert verdict.error <= LARGEST_ERROR, f"after {len(answer.prompt)} prompt tokens"
 

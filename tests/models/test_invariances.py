@@ -23,7 +23,7 @@ from tests.harness.engines import (
     open_llm,
     run,
 )
-from tests.harness.properties import bounded
+from tests.harness.properties import PAGES, bounded
 from tests.harness.rows import CACHE_ROWS, FIRST_ROWS, OF_EACH_CACHE, ROWS
 
 
@@ -114,9 +114,7 @@ def assert_the_same_as_alone(name: str, setting: Setting, traffic: Traffic) -> N
     assert free_slabs(llm) == room
 
 
-@pytest.mark.parametrize(
-    ("page_size", "block", "layout"), [(1, 1, "NHD"), (4, 1, "HND"), (16, 16, "HND"), (64, 16, "NHD")]
-)
+@pytest.mark.parametrize(("page_size", "block", "layout"), PAGES)
 @pytest.mark.parametrize("name", OF_EACH_CACHE)
 def test_every_page_size(name: str, page_size: int, block: int, layout: str) -> None:
     options = {"page_size": page_size, "kernel_block_size": block, "kv_layout": layout}

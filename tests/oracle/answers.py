@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tests.oracle.forward import oracle_logprobs
+from tests.oracle.forward import oracle_logprobs, oracle_logprobs_of_all
 
 TIE = 1e-4
 """Two tokens whose log-probabilities are closer than this may change places."""
@@ -42,15 +42,33 @@ class Verdict:
     wrong_tokens: tuple[str, ...]
 
 
-def judge(path: Path, answer: Answer, stepwise: bool = False) -> Verdict:
-    """Compares with full forwards.
+def judge(path: Path, answer: Answer) -> Verdict:
+    """Compares with a full forward.
 
     Every generated token is judged by the prefix that the runtime chose it after, so
     one wrong token does not hide what follows. A full forward is causal, so its row t
     is what a forward over the first t + 1 tokens alone would give, and one over prompt
-    and output is enough; `stepwise` is for models of which that isn't true.
+    and output is enough.
     """
-    expected = _rows(path, answer) if stepwise else oracle_logprobs(path, _all_tokens(answer))
+    (verdict,) = judge_all(path, [answer])
+    return verdict
+
+
+def judge_all(path: Path, answers: Sequence[Answer], stepwise: bool = False) -> list[Verdict]:
+    """Compares each, by one forward over all.
+
+    `stepwise` is for models whose forwards aren't causal in that a longer sequence gives
+    others before: it takes one over each prompt, and one for each token behind it.
+    """
+    if stepwise:
+        expected: Sequence[Tensor] = [_rows(path, answer) for answer in answers]
+    else:
+        expected = oracle_logprobs_of_all(path, [_all_tokens(answer) for answer in answers])
+    return [_judge(answer, rows) for answer, rows in zip(answers, expected, strict=True)]
+
+
+def _judge(answer: Answer, expected: Tensor) -> Verdict:
+    """`expected` are the oracle's log-probabilities `[tokens, vocab]` behind each token."""
     token_ids = torch.tensor(_all_tokens(answer)[1:])
     chosen = expected[: len(token_ids)].gather(1, token_ids[:, None]).squeeze(1)
     given = torch.tensor([*answer.prompt_logprobs, *answer.logprobs])

@@ -16,7 +16,7 @@ from training.dense import DenseStack
 
 @functools.lru_cache(maxsize=2)
 def _model(path: Path, dtype: str) -> Any:
-    """Token ids `[1, tokens]` to logits `[1, tokens, vocab]`."""
+    """Token ids `[batch, tokens]` to logits `[batch, tokens, vocab]`."""
     fields = json.loads((path / "config.json").read_text())
     if fields["model_type"] == "hybrid_stack":
         stack = DenseStack(fields)
@@ -31,15 +31,28 @@ def _model(path: Path, dtype: str) -> Any:
 
 def oracle_logprobs(path: Path, token_ids: Sequence[int], dtype: str = "float32") -> Tensor:
     """Log-probabilities `[tokens, vocab]` of the token after each of `token_ids`."""
-    return _logprobs(path, tuple(token_ids), dtype)
+    (logprobs,) = oracle_logprobs_of_all(path, [token_ids], dtype)
+    return logprobs
+
+
+def oracle_logprobs_of_all(
+    path: Path, sequences: Sequence[Sequence[int]], dtype: str = "float32"
+) -> Sequence[Tensor]:
+    """The same of each sequence, in one forward.
+
+    Behind the shorter ones stand other tokens, which a causal forward doesn't let them see.
+    """
+    return _logprobs(path, tuple(map(tuple, sequences)), dtype)
 
 
 @functools.lru_cache(maxsize=8)
 @torch.no_grad()
-def _logprobs(path: Path, token_ids: tuple[int, ...], dtype: str) -> Tensor:
+def _logprobs(path: Path, sequences: tuple[tuple[int, ...], ...], dtype: str) -> Sequence[Tensor]:
     """Of the last ones that were asked for, which several errors are measured from."""
-    logits = _model(path, dtype)(torch.tensor([token_ids]))[0]
-    return logits.float().log_softmax(-1)
+    longest = max(map(len, sequences))
+    token_ids = torch.tensor([[*tokens, *[0] * (longest - len(tokens))] for tokens in sequences])
+    logprobs = _model(path, dtype)(token_ids).float().log_softmax(-1)
+    return [of[: len(tokens)] for of, tokens in zip(logprobs, sequences, strict=True)]
 
 
 def oracle_greedy(path: Path, prompt: Sequence[int], max_tokens: int) -> list[int]:

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tests.oracle.forward import oracle_logprobs
+from tests.oracle.forward import oracle_logprobs_of_all
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Errors:
 def errors(path: Path, prompts: Sequence[Sequence[int]], logprobs: Sequence[Tensor]) -> Errors:
     """Of `logprobs[i]`, a `[tokens - 1, vocab]` for each prompt's tokens but its first."""
     per_position = [
-        (given - oracle_logprobs(path, prompt)[:-1]).square().mean(-1)
-        for prompt, given in zip(prompts, logprobs, strict=True)
+        (given - right[:-1]).square().mean(-1)
+        for given, right in zip(logprobs, oracle_logprobs_of_all(path, prompts), strict=True)
     ]
     squares = torch.cat(per_position)
     return Errors(squares.median().sqrt().item(), squares.mean().sqrt().item())
@@ -41,5 +41,5 @@ def errors(path: Path, prompts: Sequence[Sequence[int]], logprobs: Sequence[Tens
 
 def oracle_errors(path: Path, prompts: Sequence[Sequence[int]]) -> Errors:
     """Of the oracle itself, run in bfloat16."""
-    logprobs = [oracle_logprobs(path, prompt, "bfloat16")[:-1] for prompt in prompts]
-    return errors(path, prompts, logprobs)
+    logprobs = oracle_logprobs_of_all(path, prompts, "bfloat16")
+    return errors(path, prompts, [of[:-1] for of in logprobs])
