@@ -78,7 +78,7 @@ def _check(row: LayerRow, backend: str, begun: int, cuts: Sequence[int]) -> None
 
 
 @pytest.mark.parametrize(("row", "backend"), ROWS)
-@bounded(6)
+@bounded(4)
 @example(0, [1, 2, 3, 10, 44])
 @example(5, [8, 16, 24, 39])
 @example(1, range(1, 44))

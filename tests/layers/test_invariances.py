@@ -104,7 +104,7 @@ _DROPPED = Schedule([{"a": 20, "x": 30, "b": 3}, "a", {"x": 1, "b": 1, "c": 9}, 
 
 
 @pytest.mark.parametrize("row", LAYERS, ids=lambda row: row.reason)
-@bounded(8)
+@bounded(5)
 @example(Setting(), _TOGETHER)
 @example(Setting(4, 4), _TOKEN_BY_TOKEN)
 @example(Setting(4, 2, "NHD", "numba"), _DROPPED)

@@ -1,4 +1,4 @@
-"""Shapes, dtypes and types in signatures are true: jaxtyping and beartype check them all."""
+"""Shapes, dtypes and types in signatures are true: jaxtyping and beartype check them in runs."""
 
 import os
 import subprocess

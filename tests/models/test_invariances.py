@@ -82,7 +82,7 @@ BEGIN_TOGETHER = Setting({"page_size": 4, "max_num_batched_tokens": 7}, 1), Traf
 
 
 @pytest.mark.parametrize("name", CACHE_ROWS)
-@bounded(5)
+@bounded(3)
 @example(*BEGIN_TOGETHER)
 @given(setting=settings(), traffic=traffic())
 def test_alone_is_batched_is_chunked_is_beside_aborted_ones(

@@ -108,7 +108,7 @@ BRANCHES = tuple(Growth(0, 33, n, False, GREEDY, 5 * n, None) for n in range(6))
 
 
 @pytest.mark.parametrize("name", ROWS)
-@bounded(3)
+@bounded(2)
 @example(Setting((("page_size", 4),), None), (*ALIKE, *TURNS))
 @example(Setting((("page_size", 4), ("max_num_seqs", 2)), 1.0), (*BRANCHES, *TURNS))
 @given(setting=settings(), tree=trees())
