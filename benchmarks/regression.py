@@ -9,7 +9,8 @@ medians, in time of the process on one thread.
 
 It ends with 1, and says which rows, where a ratio is above that in regression.json by more than
 its tolerance, twice in a row. A ratio says nothing of processors of another kind, so the file has a
-baseline for each; without one for this kind it ends with 2. `--update` writes this kind's.
+baseline for each; without one for this kind it ends with 2. `--update` writes this kind's, for the
+models asked for, and at which commit each was measured.
 """
 
 import argparse
@@ -126,11 +127,11 @@ def main() -> None:
         stored |= json.loads(args.baseline.read_text())
     here, baselines = processor(), stored["baselines"]
     if args.update:
-        ratios: Ratios = baselines.get(here, {}).get("ratios", {})
+        baseline = baselines.setdefault(here, {"machines": {}, "ratios": {}})
         for model in args.models:
             found = measure(model, args.repeats)
-            ratios |= {name: round(ratio, 3) for name, ratio in found.items()}
-        baselines[here] = {"machine": machine(), "ratios": ratios}
+            baseline["ratios"] |= {name: round(ratio, 3) for name, ratio in found.items()}
+            baseline["machines"][model] = machine()
         args.baseline.write_text(json.dumps(stored, indent=1) + "\n")
         return
     if here not in baselines:

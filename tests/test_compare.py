@@ -182,6 +182,16 @@ def test_each_kind_of_processor_has_a_baseline_of_its_own(
     assert of_llama == {"Small CPU, AVX2": 1.0, "Large CPU, AMX": 0.1}
 
 
+def test_a_model_that_is_measured_anew_says_at_which_commit(
+    regression: Any, run: Callable[..., tuple[int, Path]], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(regression, "machine", lambda: {"commit": "newer"})
+    before = json.loads(run()[1].read_text())["baselines"]["Small CPU, AVX2"]["machines"]
+    _, path = run("--update", "--models", "llama")
+    after = json.loads(path.read_text())["baselines"]["Small CPU, AVX2"]["machines"]
+    assert after == {"llama": {"commit": "newer"}, "lfm2": before["lfm2"]}
+
+
 def test_what_is_slower_than_its_baseline_ends_with_one(
     regression: Any, run: Callable[..., tuple[int, Path]], capsys: pytest.CaptureFixture[str]
 ):
@@ -196,6 +206,7 @@ def test_the_baselines_have_every_row():
     rows = {f"{model}: {what}" for model in module.MODELS for what in module.WHAT}
     for baseline in json.loads(module.OUT.read_text())["baselines"].values():
         assert set(baseline["ratios"]) == rows
+        assert set(baseline["machines"]) == set(module.MODELS)
 
 
 def test_workers_of_both_runtimes_answer(tmp_path: Path):
