@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hybridrt.kernels.cpu.bfloat16 import as_element, as_float
+from hybridrt.kernels.cpu.bfloat16 import as_element, as_float, as_halves, as_singles, as_words
 from hybridrt.kernels.cpu.jit import kernel
+from hybridrt.kernels.cpu.vectors import aligned
 from hybridrt.kernels.gated import gated
 from hybridrt.kernels.gated_rms_norm import gated_rms_norm
 from hybridrt.kernels.reference import gated_rms_norm as reference_gated_norm
@@ -177,3 +178,24 @@ def test_many_rows_are_each_as_alone() -> None:
         assert torch.equal(together[0][t], rms_norm(own, weight, 1e-6)[0])
         assert torch.equal(together[1][t], gated(own)[0])
         assert torch.equal(together[2][t], alone[0])
+
+
+@kernel
+def _write_as_words(words, found):  # pragma: no cover  (compiled)
+    """And as they are read by halves and by numbers, of room that nothing but its words names."""
+    own = as_words(aligned(len(words)))
+    for i in range(len(words)):
+        own[i] = words[i]
+    other = aligned(len(words))  # in the same room if that was given back
+    for i in range(len(words)):
+        other[i] = 0
+    for i in range(len(found)):
+        found[i] = as_halves(own)[i]
+    return len(as_singles(own)), as_singles(own)[len(words) - 1]
+
+
+def test_memory_is_kept_by_who_reads_it_as_other_numbers() -> None:
+    words = np.arange(7, dtype=np.uint32) << 16 | 0x3F80_0001
+    halves = np.zeros(14, np.uint16)
+    assert _write_as_words(words, halves) == (7, words.view(np.float32)[-1])
+    assert halves.tolist() == words.view(np.uint16).tolist()

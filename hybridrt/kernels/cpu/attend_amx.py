@@ -9,7 +9,7 @@ from typing import NamedTuple, no_type_check
 import numpy as np
 
 from hybridrt.kernels.cpu.attend_tile import TILE, weigh
-from hybridrt.kernels.cpu.bfloat16 import copy_bytes, halves, words
+from hybridrt.kernels.cpu.bfloat16 import as_halves, as_words, copy_bytes, halves, words
 from hybridrt.kernels.cpu.jit import inner
 from hybridrt.kernels.cpu.pairs import store_side_by_side
 from hybridrt.kernels.cpu.tile_registers import OUTPUTS, ROWS, RUNS
@@ -62,12 +62,12 @@ def rooms_of(k, more):  # pragma: no cover
     if k % STEP > 0 or more % STEP > 0:
         keys[:] = 0
     return Rooms(
-        _zeros((steps_of(k) + steps_of(more)) * ROWS * ROWS).view(np.uint32),
-        keys.view(np.uint16),
+        as_words(_zeros((steps_of(k) + steps_of(more)) * ROWS * ROWS)),
+        as_halves(keys),
         np.empty(2 * RUNS, np.int64),
         aligned(TILE * ROWS),
-        _zeros(TILE * OUTPUTS // 2).view(np.uint32),
-        _zeros(ROWS * TILE // 2).view(np.uint16),
+        as_words(_zeros(TILE * OUTPUTS // 2)),
+        as_halves(_zeros(ROWS * TILE // 2)),
     )
 
 

@@ -11,7 +11,14 @@ from typing import NamedTuple, no_type_check
 import numpy as np
 
 from hybridrt.kernels.cpu.attend_tile import NOTHING, capped, first_seen
-from hybridrt.kernels.cpu.bfloat16 import halves, integers, short_integers, singles
+from hybridrt.kernels.cpu.bfloat16 import (
+    as_halves,
+    as_words,
+    halves,
+    integers,
+    short_integers,
+    singles,
+)
 from hybridrt.kernels.cpu.fast_exp import LOG2_E
 from hybridrt.kernels.cpu.jit import argument, calls, inner, inner_sums
 from hybridrt.kernels.cpu.pack_tokens import pack_block
@@ -270,8 +277,8 @@ def _work(
     """
     chunk = _chunk(queries, context, heads)
     width, size = (heads.v + OUTPUTS - 1) // OUTPUTS * OUTPUTS, max(QUERIES, AT_ONCE)
-    own = aligned(QUERIES * heads.k // 2).view(np.uint16)
-    scores, weights = aligned(size * OUTPUTS), aligned(size * OUTPUTS // 2).view(np.uint16)
+    own = as_halves(aligned(QUERIES * heads.k // 2))
+    scores, weights = aligned(size * OUTPUTS), as_halves(aligned(size * OUTPUTS // 2))
     sums, totals, tops = aligned(QUERIES * width), aligned(QUERIES * LANES), aligned(QUERIES)
     of_own, of_out = pointer(own), pointer(halves(out, 1))
     of_sums, of_totals, group = pointer(sums), pointer(totals), heads.q_heads // heads.kv_heads
@@ -309,7 +316,7 @@ def _work(
 @no_type_check
 def _room(heads, blocks, pairs):  # pragma: no cover
     """For blocks of so many pairs of numbers of each head."""
-    return aligned(heads * blocks * pairs).view(np.uint32).reshape(heads, blocks, pairs)
+    return as_words(aligned(heads * blocks * pairs)).reshape(heads, blocks, pairs)
 
 
 @inner

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from llvmlite import ir
 from numba.core import cgutils, types
+from numba.core.imputils import impl_ret_borrowed
 from numba.extending import intrinsic, overload
 from numba.np import arrayobj
 from torch import Tensor
@@ -48,8 +49,8 @@ def are_singles(*tensors: Tensor) -> bool:
 
 
 @no_type_check
-def _array(context, builder, kind, address, count):
-    """An array of that kind, of which nobody owns the numbers."""
+def _array(context, builder, kind, address, count, owner=None):
+    """An array of that kind, of which nobody owns the numbers if there is no `owner`."""
     array = arrayobj.make_array(kind)(context, builder)
     size = context.get_constant(types.intp, arrayobj.get_itemsize(context, kind))
     arrayobj.populate_array(
@@ -58,7 +59,7 @@ def _array(context, builder, kind, address, count):
         shape=[count],
         strides=[size],
         itemsize=size,
-        meminfo=None,
+        meminfo=owner,
     )
     return array._getvalue()
 
@@ -84,6 +85,7 @@ octets, halves, words = _array_of(types.uint8), _array_of(types.uint16), _array_
 
 singles, doubles = _array_of(types.float32), _array_of(types.float64)
 integers, short_integers = _array_of(types.int64), _array_of(types.int32)
+shorts, signed_octets = _array_of(types.int16), _array_of(types.int8)
 
 
 @intrinsic
@@ -96,6 +98,34 @@ def elements(typing_context, address, count, like):
         return _array(context, builder, kind, *args[:2])
 
     return kind(types.int64, types.int64, like), code
+
+
+# An array's own `view` takes long to compile: it has words for all that it can't be asked for.
+@no_type_check
+def _taken_for(dtype):
+    """A function that takes an array's memory, which it keeps, for numbers of that kind."""
+    kind = types.Array(dtype, 1, "C")
+
+    @intrinsic
+    def taken(typing_context, array):
+        if array.layout != "C":
+            return None  # which numba refuses
+
+        def code(context, builder, signature, args):
+            given = arrayobj.make_array(array)(context, builder, args[0])
+            address = builder.ptrtoint(given.data, cgutils.intp_t)
+            size = context.get_constant(types.intp, arrayobj.get_itemsize(context, kind))
+            count = builder.udiv(builder.mul(given.nitems, given.itemsize), size)
+            numbers = _array(context, builder, kind, address, count, given.meminfo)
+            return impl_ret_borrowed(context, builder, kind, numbers)
+
+        return kind(array), code
+
+    return taken
+
+
+as_halves, as_words, as_singles = map(_taken_for, (types.uint16, types.uint32, types.float32))
+"""The memory of an array without gaps, as other numbers."""
 
 
 @intrinsic

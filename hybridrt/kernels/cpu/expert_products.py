@@ -6,12 +6,11 @@ a kind that isn't used.
 
 from typing import NamedTuple, no_type_check
 
-import numpy as np
 from numba.extending import overload
 from torch import Tensor
 
 from hybridrt.kernels.blocked_matrices import BlockedMatrices
-from hybridrt.kernels.cpu.bfloat16 import singles
+from hybridrt.kernels.cpu.bfloat16 import as_words, singles
 from hybridrt.kernels.cpu.jit import argument, inner
 from hybridrt.kernels.cpu.packed_dot import OUTPUTS
 from hybridrt.kernels.cpu.packed_linear import add_products
@@ -110,7 +109,7 @@ def make_room(blocks):
 @no_type_check
 def _make_room(blocks):  # pragma: no cover
     size = 0 if blocks.instance_class is Blocks else WIDENED
-    return lambda blocks: aligned(size).view(np.uint32)
+    return lambda blocks: as_words(aligned(size))
 
 
 @no_type_check

@@ -9,7 +9,7 @@ from typing import NamedTuple, no_type_check
 
 import numpy as np
 
-from hybridrt.kernels.cpu.bfloat16 import halves, singles, words
+from hybridrt.kernels.cpu.bfloat16 import as_singles, halves, singles, words
 from hybridrt.kernels.cpu.jit import argument, inner
 from hybridrt.kernels.cpu.packed_dot import OUTPUTS
 from hybridrt.kernels.cpu.transpose import turn
@@ -42,7 +42,7 @@ def pack_keys(k, head, table, place, block_size, skipped, count, block):  # prag
     pairs, turned = k.size // 2, k.token % 2 == 0
     if count < OUTPUTS:
         block[:] = 0
-    to, t = pointer(block.view(np.float32)), 0
+    to, t = pointer(as_singles(block)), 0
     while t < count:
         first = _find(k, table, place + t, block_size) + 2 * head * k.head
         # Tokens of a page are a step apart.

@@ -8,13 +8,13 @@ nearest cache, from where AMX takes them if there is AMX.
 from typing import no_type_check
 
 import numba
-import numpy as np
 import torch
 from jaxtyping import BFloat16, UInt8
 from numba.extending import register_jitable
 from torch import Tensor
 
 from hybridrt.kernels.blocked_matrices import BLOCK
+from hybridrt.kernels.cpu.bfloat16 import as_words
 from hybridrt.kernels.cpu.jit import apart, calls, inner, inner_exact
 from hybridrt.kernels.cpu.packed_dot import LINE, MOST_VECTORS
 from hybridrt.kernels.cpu.packed_linear import write_results
@@ -244,7 +244,7 @@ def _multiply_blocks(
     """A worker's share of the outputs of all tokens: blocks that are neighbours."""
     blocks, of_block = (outputs + BLOCK - 1) // BLOCK, inputs * BLOCK * bits // 8
     registers, lots = take_tiles(tiles), (tokens + TOKENS - 1) // TOKENS
-    room = aligned(WIDENED if registers != 0 or tokens > FEW else 0).view(np.uint32)
+    room = as_words(aligned(WIDENED if registers != 0 or tokens > FEW else 0))
     sums = aligned(min(tokens, TOKENS) * BLOCK)
     streaming = streams(tokens, out, 2 * outputs)
     for n in range(blocks * worker // workers, blocks * (worker + 1) // workers):

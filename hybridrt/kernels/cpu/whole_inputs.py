@@ -15,7 +15,16 @@ from typing import no_type_check
 import numpy as np
 from numba.extending import register_jitable
 
-from hybridrt.kernels.cpu.bfloat16 import halves, narrow, singles, widen
+from hybridrt.kernels.cpu.bfloat16 import (
+    halves,
+    narrow,
+    octets,
+    short_integers,
+    shorts,
+    signed_octets,
+    singles,
+    widen,
+)
 from hybridrt.kernels.cpu.jit import inner_fast
 
 TOO_MUCH = 8
@@ -45,12 +54,12 @@ def of_groups(inputs):
 def make_whole(x, row, inputs, group, bits, for_tiles):  # pragma: no cover  (compiled)
     """Writes a vector's row. All but `inputs`, `group`, `bits` and `for_tiles` are addresses."""
     groups, given = inputs // group, halves(x, inputs)
-    numbers = halves(row, inputs).view(np.int16)
-    upper = halves(row + 2 * inputs, inputs // 2).view(np.int8)
-    lower = halves(row + 3 * inputs, inputs // 2).view(np.uint8)
+    numbers = shorts(row, inputs)
+    upper = signed_octets(row + 2 * inputs, inputs)
+    lower = octets(row + 3 * inputs, inputs)
     both = halves(row + 2 * inputs, 2 * inputs)
     powers = singles(row + of_groups(inputs), 2 * groups)
-    begins = powers.view(np.int32)
+    begins = short_integers(row + of_groups(inputs), 2 * groups)
     for g in range(groups):
         own, largest = g * group, np.uint16(0)
         for i in range(group):
