@@ -17,7 +17,7 @@ from numba.core.dispatcher import Dispatcher
 from numba.core.types import ExternalFunction
 
 import hybridrt.kernels.cpu as kernels
-from hybridrt.kernels.cpu.jit import _APART, Kernel, argument, inner
+from hybridrt.kernels.cpu.jit import _APART, Kernel, argument, inner, parts_of, spared_by
 from hybridrt.kernels.cpu.share import run_workers, share, share_each
 
 MODULES = [name for _, name, _ in pkgutil.iter_modules(kernels.__path__, f"{kernels.__name__}.")]
@@ -135,8 +135,8 @@ def test_what_is_called_is_said(name: str) -> None:
     kernels = [value.__wrapped__ for value in vars(module).values() if isinstance(value, Kernel)]
     for function in [*kernels, *(function for function, _ in _APART.values())]:
         if function.__module__ == name:
-            said = getattr(function, "calls", ())
-            assert set(_called(function, set())) == set(said), function
+            said = {*parts_of(function), *spared_by(function)}
+            assert set(_called(function, set())) == said, function
 
 
 @pytest.mark.parametrize("name", MODULES)

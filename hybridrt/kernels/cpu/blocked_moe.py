@@ -61,7 +61,9 @@ def run_blocked_experts(
     values = torch.empty(ids.numel(), sizes.inner, dtype=x.dtype)
     out = torch.empty_like(x)
     products = values.numel() * sizes.hidden
-    known = _run(
+    is_quantised = any(isinstance(matrices, QuantisedMatrices) for matrices in (first, second))
+    run = _run_quantised if is_quantised else _run
+    known = run(
         *(x.data_ptr(), ids.data_ptr(), weights.data_ptr()),
         *(blocks_of(first, biases[0]), blocks_of(second, biases[1]), gate, sizes),
         *(given.data_ptr(), values.data_ptr(), out.data_ptr()),
@@ -241,10 +243,9 @@ def _active(starts, experts):  # pragma: no cover
     return active[:count]
 
 
-@sharing_kernel
-@calls(add_products, add_quantised)
+@inner
 @no_type_check
-def _run(
+def _run_all(
     x, ids, weights, first, second, gate, sizes, given, values, out, threads
 ):  # fmt: skip  # pragma: no cover
     """Whether all experts are known; if not, nothing is computed."""
@@ -261,3 +262,22 @@ def _run(
     share_each(make_row, threads, len(rows) and count, (second, values, sizes.inner, rows))
     share(_second, threads, (values, rows, second, weights, order, starts, active, sizes, out))
     return True
+
+
+@sharing_kernel
+@calls(add_products, spared=(add_quantised,))
+@no_type_check
+def _run(
+    x, ids, weights, first, second, gate, sizes, given, values, out, threads
+):  # fmt: skip  # pragma: no cover
+    return _run_all(x, ids, weights, first, second, gate, sizes, given, values, out, threads)
+
+
+@sharing_kernel
+@calls(add_products, add_quantised)
+@no_type_check
+def _run_quantised(
+    x, ids, weights, first, second, gate, sizes, given, values, out, threads
+):  # fmt: skip  # pragma: no cover
+    """Where some matrices have few bits: the others' first call doesn't wait for those products."""
+    return _run_all(x, ids, weights, first, second, gate, sizes, given, values, out, threads)

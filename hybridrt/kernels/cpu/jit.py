@@ -57,11 +57,16 @@ def apart(function: Function, parallel: bool = False) -> Any:
     return symbol
 
 
-def calls(*parts: Function) -> Callable[[Function], Function]:
-    """Says which functions, compiled `apart`, are called below this one."""
+def calls(*parts: Function, spared: tuple[Function, ...] = ()) -> Callable[[Function], Function]:
+    """Says which functions, compiled `apart`, are called below this one.
+
+    Those are compiled, or read from disk, before it is called first; not what is `spared`: what is
+    called for other kinds of arguments than this one is given.
+    """
 
     def mark(function: Function) -> Function:
-        function.calls = parts  # pyright: ignore[reportFunctionMemberAccess]
+        vars(function)["calls"] = (*parts_of(function), *parts)
+        vars(function)["spared"] = (*spared_by(function), *spared)
         return function
 
     return mark
@@ -69,7 +74,12 @@ def calls(*parts: Function) -> Callable[[Function], Function]:
 
 def parts_of(function: Function) -> tuple[Any, ...]:
     """What that one `calls`."""
-    return getattr(function, "calls", ())
+    return vars(function).get("calls", ())
+
+
+def spared_by(function: Function) -> tuple[Any, ...]:
+    """What that one would call for other arguments."""
+    return vars(function).get("spared", ())
 
 
 @cache

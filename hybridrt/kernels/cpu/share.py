@@ -25,7 +25,6 @@ from hybridrt.kernels.cpu.jit import (
     calls,
     inlined,
     kernel,
-    parts_of,
     plain_kernel,
 )
 
@@ -73,7 +72,7 @@ run_workers = apart(_run_workers, parallel=True)
 
 
 def _shares(compiles: Decorator, function: Function) -> Function:
-    return compiles(calls(*parts_of(function), run_workers)(function))
+    return compiles(calls(run_workers)(function))
 
 
 parallel_kernel: Decorator = partial(_shares, kernel)
