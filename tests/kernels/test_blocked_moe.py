@@ -1,5 +1,9 @@
 """Experts whose matrices lie in blocks: the same products as of plain ones."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numba
 import pytest
 import torch
@@ -100,3 +104,30 @@ def test_packing_blocks_what_has_whole_blocks_and_it_can_be_read_again() -> None
         assert [list(layout) for layout in after] == [list(layout) for layout in before]
         for one, other in zip(before, after, strict=True):
             assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+_OF_BFLOAT16_ALONE = """
+from llvmlite import binding
+from hybridrt.kernels.blocked_matrices import BlockedMatrices
+from hybridrt.kernels.cpu import packed_linear, quantised_linear
+from hybridrt.kernels.moe import moe_experts
+from tests.kernels.expert_parts import make_parts
+
+x, gate_up, down, ids, weights = make_parts(0, 5, 4, 2, 128, 64)
+moe_experts(x, BlockedMatrices(gate_up), BlockedMatrices(down), ids, weights)
+parts = packed_linear.add_products, quantised_linear.add_quantised
+print(*(binding.address_of_symbol(part.symbol) is not None for part in parts))
+"""
+
+
+@blocks
+def test_experts_of_bfloat16_do_without_products_of_few_bits() -> None:
+    """In a process that has nothing else; to compile those takes seconds."""
+    result = subprocess.run(
+        [sys.executable, "-c", _OF_BFLOAT16_ALONE],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.stdout.split() == ["True", "False"], result.stderr[-2000:]
