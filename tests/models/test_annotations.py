@@ -3,16 +3,14 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from tests.harness.engines import RECORDED
 from tests.harness.rows import FIRST_ROWS
-from tests.models.checked_forwards import CHECKED
+from tests.models.checked_forwards import CHECKED, PLACES, ROOT
 from tests.oracle import BY_NAME, TINY
 
-ROOT = Path(__file__).parents[2]
 _TELLING_ROWS = [
     row
     for row in TINY
@@ -70,7 +68,7 @@ def test_a_wrong_shape_or_type_is_seen(call: str) -> None:
     assert "TypeCheckError" in result.stderr
 
 
-def test_every_module_that_is_checked_is_there() -> None:
-    for module in CHECKED:
-        path = ROOT / Path(*module.split("."))
-        assert path.is_dir() or path.with_suffix(".py").is_file()
+def test_something_is_checked_in_every_place() -> None:
+    for place in PLACES:
+        name = place.removesuffix(".py").replace("/", ".")
+        assert any(f"{module}.".startswith(f"{name}.") for module in CHECKED), place

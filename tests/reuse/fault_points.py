@@ -3,7 +3,7 @@
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FunctionType, ModuleType
 from typing import Any
@@ -144,6 +144,24 @@ def _of_class(module: ModuleType, owner: type) -> Iterator[Point]:
         is_own = isinstance(function, FunctionType) and function.__module__ == module.__name__
         if is_own and not name.startswith("__"):
             yield Point(module, owner, name)
+
+
+def arm(faults: Iterable[Fault], is_armed: bool) -> None:
+    for fault in faults:
+        fault.is_armed = is_armed
+
+
+def called(points: Iterable[Point], run: Callable[[Sequence[Fault]], object]) -> frozenset[Point]:
+    """Those that a run comes to while it has armed what it is given; with a fault at any other
+    nothing would fail."""
+    counts = {point: Fault() for point in points}
+    with pytest.MonkeyPatch.context() as patch:
+        for point, count in counts.items():
+            point.patch(patch, count)
+        run([*counts.values()])
+    found = frozenset(point for point, count in counts.items() if count.num_calls)
+    assert found, "the run has armed nothing"
+    return found
 
 
 def forwards(model: Module) -> Iterator[Point]:

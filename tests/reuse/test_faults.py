@@ -6,7 +6,6 @@ traffic doesn't come to in a step is listed, and must be.
 """
 
 import functools
-from collections.abc import Iterable
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -24,7 +23,17 @@ from tests.reuse.cache_checks import (
     assert_structures_are_bounded,
     assert_tree_is_sound,
 )
-from tests.reuse.fault_points import CACHE, ENGINE, Fault, Point, Unplugged, forwards, points
+from tests.reuse.fault_points import (
+    CACHE,
+    ENGINE,
+    Fault,
+    Point,
+    Unplugged,
+    arm,
+    called,
+    forwards,
+    points,
+)
 from tests.reuse.trees import DRAWN, GREEDY, NUM_NEW, SCORED, assert_same, expected
 
 NAME = "hybrid_stack-every-kind-of-cache"
@@ -135,22 +144,17 @@ def run_through(llm: LLM, *faults: Fault) -> tuple[dict[str, RequestOutput], int
         for _ in range(400):
             if not llm.has_unfinished:
                 break
-            _arm(faults, True)
+            arm(faults, True)
             try:
                 finished |= {out.request_id: out for out in llm.step() if out.finished}
             except Unplugged:
                 num_faults += 1
-                _arm(faults, False)
+                arm(faults, False)
                 assert_is_sound(llm)
             finally:
-                _arm(faults, False)
+                arm(faults, False)
         assert not llm.has_unfinished
     return finished, num_faults
-
-
-def _arm(faults: Iterable[Fault], is_armed: bool) -> None:
-    for fault in faults:
-        fault.is_armed = is_armed
 
 
 def assert_is_sound(llm: LLM) -> None:
@@ -200,13 +204,7 @@ def test_what_is_listed_is_there() -> None:
 
 @functools.cache
 def _called(name: str) -> frozenset[Point]:
-    """What the traffic comes to: with a fault at any other nothing would fail."""
-    counts = {point: Fault() for point in IN_STEPS}
-    with pytest.MonkeyPatch.context() as patch:
-        for point, count in counts.items():
-            point.patch(patch, count)
-        run_through(open_tight(name), *counts.values())
-    return frozenset(point for point, count in counts.items() if count.num_calls)
+    return called(IN_STEPS, lambda faults: run_through(open_tight(name), *faults))
 
 
 @pytest.mark.parametrize("point", IN_STEPS, ids=str)

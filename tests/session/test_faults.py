@@ -4,7 +4,7 @@ What was asked for is asked for again. Steps alone are tried in tests/reuse/test
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeVar
@@ -18,7 +18,7 @@ from tests.reuse.cache_checks import (
     assert_pins_are_right,
     assert_tree_is_sound,
 )
-from tests.reuse.fault_points import CACHE, Fault, Point, Unplugged, points
+from tests.reuse.fault_points import CACHE, Fault, Point, Unplugged, arm, called, points
 from tests.session.open_sessions import EVERY_KIND, OTHER, PROMPT, cold, nothing_left, open_llm
 
 Result = TypeVar("Result")
@@ -99,20 +99,20 @@ class User:
 
 
 @functools.cache
-def called() -> frozenset[Point]:
-    """Those that sessions come to: with a fault at any other nothing would fail."""
-    counts = {point: Fault(is_armed=True) for point in points(CACHE)}
+def _called() -> frozenset[Point]:
     llm = _open()
-    with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as directory:
-        for point, count in counts.items():
-            point.patch(patch, count)
-        User(llm, Fault(), Path(directory) / "session").run()
-    return frozenset(point for point, count in counts.items() if count.num_calls)
+
+    def run(faults: Sequence[Fault]) -> None:
+        arm(faults, True)
+        with TemporaryDirectory() as directory:
+            User(llm, Fault(), Path(directory) / "session").run()
+
+    return called(points(CACHE), run)
 
 
 @pytest.mark.parametrize("point", [*points(CACHE)], ids=str)
 def test_sessions_get_over_a_fault(point: Point, tmp_path: Path) -> None:
-    if point not in called():
+    if point not in _called():
         return
     fault = Fault(before={2}, behind={9})
     run_with(point, fault, tmp_path)
