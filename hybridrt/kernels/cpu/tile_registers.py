@@ -155,7 +155,7 @@ def _write_dot(
             number = b.add(b.mul(loop.index, rows), read.index)
             for r in outputs:
                 row = b.add(b.mul(number, row_bytes), b.mul(half_bytes, _LONG(r // 2)))
-                _read_line(b, b.add(b.add(ahead, row), _LONG(64 * (r % 2))))
+                read_line(b, b.add(b.add(ahead, row), _LONG(64 * (r % 2))))
         with for_range(b, lines) as read:
             number = b.add(b.mul(loop.index, lines), read.index)
             begin_to_read(b, b.add(ahead, b.mul(number, _LONG(64))), 2)
@@ -173,15 +173,10 @@ def _write_dot(
 
 
 @no_type_check
-def _read_line(b, address):
+def read_line(b, address):
+    """Has a line of memory in the nearest cache, and begins to read those behind it."""
     begin_to_read(b, b.add(address, _LONG(NEAR)))
     begin_to_read(b, b.add(address, _LONG(FAR)), 2)
-    read_word(b, address)
-
-
-@no_type_check
-def read_word(b, address):
-    """Reads what nobody wants, so that its line of memory is in the nearest cache."""
     word = b.load(b.inttoptr(address, _LONG.as_pointer()), align=8)
     b.asm(ir.FunctionType(ir.VoidType(), [_LONG]), "", "r", [word], True)  # it stays there
 

@@ -20,7 +20,7 @@ from hybridrt.kernels.cpu.tile_registers import (
     amx,
     hold,
     in_registers,
-    read_word,
+    read_line,
     register,
     release_tiles,
     take_tiles,
@@ -33,8 +33,8 @@ PANEL = 2 * ROWS
 STEP = 2 * ROWS
 """Inputs of a product of registers."""
 
-AHEAD = 1024
-"""Bytes from what is read to what is multiplied."""
+AHEAD = 2048
+"""Bytes from what is multiplied to what is read, beyond which more begins to be read."""
 
 _ROW, _REGISTER = 4 * ROWS, 4 * ROWS * ROWS  # bytes
 _LINE = 64
@@ -79,7 +79,7 @@ def _write_dot(b, anew, weights, first, second, vector_bytes, steps, sums, ahead
                 place = at(weights, own, _LONG(_ROW * o))
                 amx(b, "tileloadd64", panel[o], place, _LONG(4 * PANEL))
             for line in range(STEP * t // 4, STEP * (t + 1) // 4):
-                read_word(b, b.add(b.add(ahead, own), _LONG(_LINE * line)))
+                read_line(b, b.add(b.add(ahead, own), _LONG(_LINE * line)))
             amx(b, "tdpbf16ps", total, vectors[v], panel[o])
 
 
