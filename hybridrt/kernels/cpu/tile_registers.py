@@ -7,6 +7,11 @@ are.
 
 A process has to ask its kernel for these registers (`multiplies_tiles`). How much of each is filled
 has to be said before, which takes longer than a product: `take_tiles` keeps what was said last.
+
+A core has registers to spare, so that one can be filled while what stood in it is multiplied. Where
+its other thread, perhaps of another machine, multiplies too, few are left: then products of eight
+registers in turn took four times as long, those of four twice. So no more are named than are needed
+at once.
 """
 
 from contextlib import contextmanager
@@ -40,7 +45,7 @@ RUNS = 4
 
 SUM_BYTES = 4 * OUTPUTS  # of a vector
 
-_SUMS, _VECTORS, _WEIGHTS = (0, 1, 2, 3), (4, 5), (6, 7)  # which register holds what
+SUMS, VECTORS, WEIGHTS = (0, 1, 2, 3), (4, 5), 6  # which register holds what
 
 _FEATURES = binding.get_host_cpu_features()
 HAS_TILES = all(_FEATURES.get(f"amx-{part}") for part in ("tile", "bf16", "int8"))
@@ -86,11 +91,11 @@ def _write_sizes(b, rows, pairs):
     for word in (1, 4, 5, 7):
         put(word)
     put(0, (1, 0))  # the only palette
-    put(2, *((64, 16 * tile) for tile in _SUMS))  # bytes of a row
+    put(2, *((64, 16 * tile) for tile in SUMS))  # bytes of a row
     put(3, (vector_bytes, 0), (vector_bytes, 16), (64, 32), (64, 48))
     filled = (rows,) * 6 + (pairs,) * 2
     put(6, *((count, 8 * tile) for tile, count in enumerate(filled)))
-    amx(b, "ldtilecfg", b.bitcast(sizes, _BYTE.as_pointer()))
+    _amx(b, "ldtilecfg", b.bitcast(sizes, _BYTE.as_pointer()))
 
 
 @intrinsic
@@ -98,20 +103,21 @@ def _write_sizes(b, rows, pairs):
 def _release_tiles(typing_context):
     def code(context, builder, signature, args):
         if HAS_TILES:
-            amx(builder, "tilerelease")
+            _amx(builder, "tilerelease")
         return context.get_dummy_value()
 
     return types.none(), code
 
 
 @no_type_check
-def _make_dot(instruction, parts=1):
+def _make_dot(instruction, parts=1, at_once=OUTPUTS // ROWS):
     """Multiplies a register of vectors with `OUTPUTS`, and adds to `sums`, or writes them `anew`.
 
     Of vectors that are sums of `parts`, each step of one part lies behind that of the part before.
     Weights of a pair of inputs are `row_bytes` from those of the next, and those of the second half
     of the outputs `half_bytes` from those of the first. With every step it reads so many `rows` of
-    weights that lie `ahead`, or has so many `lines` read later.
+    weights that lie `ahead`, or has so many `lines` read later. It has so many registers of sums
+    `at_once`, and takes all steps for them before others.
     """
 
     @intrinsic
@@ -121,7 +127,7 @@ def _make_dot(instruction, parts=1):
     ):  # fmt: skip
         def code(context, builder, signature, args):
             if HAS_TILES:
-                _write_dot(builder, instruction, parts, *args)
+                _write_dot(builder, instruction, parts, at_once, *args)
             return context.get_dummy_value()
 
         return types.none(types.boolean, *[types.int64] * 10), code
@@ -130,6 +136,10 @@ def _make_dot(instruction, parts=1):
 
 
 dot = _make_dot("tdpbf16ps")
+dot_in_halves = _make_dot("tdpbf16ps", at_once=2)
+"""For weights in the nearest cache, which is as fast with less registers; memory is better read in
+one go."""
+
 dot_signed, dot_unsigned = _make_dot("tdpbssd"), _make_dot("tdpbusd")
 """Of bytes, four side by side in place of a pair, with signed ones; their sums have 32 bits."""
 
@@ -139,37 +149,33 @@ dot_both = _make_dot("tdpbf16ps", parts=2)
 
 @no_type_check
 def _write_dot(
-    b, instruction, parts, anew, weights, row_bytes, half_bytes, vectors, vector_bytes, steps, sums,
-    ahead, rows, lines
+    b, instruction, parts, at_once, anew, weights, row_bytes, half_bytes, vectors, vector_bytes,
+    steps, sums, ahead, rows, lines
 ):  # fmt: skip
-    def at(base, *offsets):
-        for offset in offsets:
-            base = b.add(base, offset)
-        return b.inttoptr(base, _BYTE.as_pointer())
+    def line_of(row, r):
+        return offset(b, row, b.mul(half_bytes, _LONG(r // 2)), _LONG(4 * ROWS * (r % 2)))
 
-    outputs = range(OUTPUTS // ROWS)
-    totals = [(register(_SUMS[r]), at(sums, _LONG(4 * ROWS * r))) for r in outputs]
-    own_bytes, held = b.mul(row_bytes, _LONG(ROWS)), [register(_VECTORS[p]) for p in range(parts)]
-    with in_registers(b, anew, totals, SUM_BYTES), for_range(b, steps) as loop:
-        with for_range(b, rows) as read:
-            number = b.add(b.mul(loop.index, rows), read.index)
+    own_bytes, held = b.mul(row_bytes, _LONG(ROWS)), VECTORS[:parts]
+    for first in range(0, OUTPUTS // ROWS, at_once):
+        outputs = range(first, first + at_once)
+        places = {SUMS[r - first]: b.add(sums, _LONG(4 * ROWS * r)) for r in outputs}
+        with in_registers(b, anew, places, SUM_BYTES), for_range(b, steps) as loop:
+            with for_range(b, rows) as read:
+                number = b.add(b.mul(loop.index, rows), read.index)
+                for r in outputs:
+                    read_line(b, line_of(b.add(ahead, b.mul(number, row_bytes)), r))
+            if first == 0:
+                with for_range(b, lines) as read:
+                    number = b.add(b.mul(loop.index, lines), read.index)
+                    begin_to_read(b, b.add(ahead, b.mul(number, _LONG(64))), 2)
+            given = b.add(vectors, b.mul(loop.index, _LONG(4 * ROWS * parts)))
+            for part, tile in enumerate(held):
+                load_tile(b, tile, b.add(given, _LONG(4 * ROWS * part)), vector_bytes)
+            own = b.add(weights, b.mul(loop.index, own_bytes))
             for r in outputs:
-                row = b.add(b.mul(number, row_bytes), b.mul(half_bytes, _LONG(r // 2)))
-                read_line(b, b.add(b.add(ahead, row), _LONG(64 * (r % 2))))
-        with for_range(b, lines) as read:
-            number = b.add(b.mul(loop.index, lines), read.index)
-            begin_to_read(b, b.add(ahead, b.mul(number, _LONG(64))), 2)
-        given = b.mul(loop.index, _LONG(4 * ROWS * parts))
-        for part, tile in enumerate(held):
-            amx(b, "tileloadd64", tile, at(vectors, given, _LONG(4 * ROWS * part)), vector_bytes)
-        own = b.mul(loop.index, own_bytes)
-        for r, (total, _) in zip(outputs, totals, strict=True):
-            weight = register(_WEIGHTS[r % 2])
-            half = b.mul(half_bytes, _LONG(r // 2))
-            place = at(weights, own, half, _LONG(4 * ROWS * (r % 2)))
-            amx(b, "tileloadd64", weight, place, row_bytes)
-            for tile in held:
-                amx(b, instruction, total, tile, weight)
+                load_tile(b, WEIGHTS, line_of(own, r), row_bytes)
+                for tile in held:
+                    multiply(b, instruction, SUMS[r - first], tile, WEIGHTS)
 
 
 @no_type_check
@@ -196,52 +202,72 @@ def dot_runs(typing_context, anew, runs, blocks, count, steps, sums):
 
 @no_type_check
 def _write_runs(b, anew, runs, blocks, count, steps, sums):
-    def at(base, offset):
-        return b.inttoptr(b.add(base, offset), _BYTE.as_pointer())
-
     def number(index):
         return b.load(b.gep(runs, [_INT(index)]))
 
-    row_bytes, weights = _LONG(4 * ROWS), register(_WEIGHTS[0])
+    row_bytes, held = _LONG(4 * ROWS), VECTORS[0]
     begins = [(number(2 * run), number(2 * run + 1)) for run in range(RUNS)]
-    totals = [(register(_SUMS[run]), at(sums, _LONG(4 * ROWS * ROWS * run))) for run in range(RUNS)]
-    with in_registers(b, anew, totals, 4 * ROWS), for_range(b, count) as block:
+    places = {SUMS[run]: b.add(sums, _LONG(4 * ROWS * ROWS * run)) for run in range(RUNS)}
+    with in_registers(b, anew, places, 4 * ROWS), for_range(b, count) as block:
         first = b.mul(block.index, steps)
         with for_range(b, steps) as loop:
             own = b.mul(b.add(first, loop.index), _LONG(4 * ROWS * ROWS))
-            amx(b, "tileloadd64", weights, at(blocks, own), row_bytes)
+            load_tile(b, WEIGHTS, b.add(blocks, own), row_bytes)
             for run, (begin, step_bytes) in enumerate(begins):
-                held = register(_VECTORS[run % 2])
-                inputs = b.mul(loop.index, row_bytes)
-                amx(b, "tileloadd64", held, at(begin, inputs), step_bytes)
-                amx(b, "tdpbf16ps", totals[run][0], held, weights)
+                load_tile(b, held, b.add(begin, b.mul(loop.index, row_bytes)), step_bytes)
+                multiply(b, "tdpbf16ps", SUMS[run], held, WEIGHTS)
 
 
 @contextmanager
 @no_type_check
-def in_registers(b, anew, totals, row_bytes):
+def in_registers(b, anew, places, row_bytes):
     """Has registers begin with the sums in their places, or `anew`; at the end puts them there."""
     with b.if_else(anew) as (begins, goes_on):
         with begins:
-            for tile, _ in totals:
-                amx(b, "tilezero", tile)
+            for tile in places:
+                _amx(b, "tilezero", _register(tile))
         with goes_on:
-            for tile, place in totals:
-                amx(b, "tileloadd64", tile, place, _LONG(row_bytes))
+            for tile, place in places.items():
+                load_tile(b, tile, place, _LONG(row_bytes))
     yield
-    for tile, place in totals:
-        amx(b, "tilestored64", tile, place, _LONG(row_bytes))
+    for tile, place in places.items():
+        _amx(b, "tilestored64", _register(tile), _pointer(b, place), _LONG(row_bytes))
 
 
 @no_type_check
-def amx(b, name, *args):
+def load_tile(b, tile, place, row_bytes):
+    """Fills a register with rows that lie so many bytes apart."""
+    _amx(b, "tileloadd64", _register(tile), _pointer(b, place), row_bytes)
+
+
+@no_type_check
+def multiply(b, instruction, total, vectors, weights):
+    """Adds products of two registers to a third one."""
+    _amx(b, instruction, *map(_register, (total, vectors, weights)))
+
+
+@no_type_check
+def offset(b, place, *others):
+    """A place and some numbers, added."""
+    for other in others:
+        place = b.add(place, other)
+    return place
+
+
+@no_type_check
+def _amx(b, name, *args):
     """Writes an instruction for LLVM."""
     call(b, f"llvm.x86.{name}", ir.VoidType(), list(args))
 
 
-def register(number: int) -> Any:
+def _register(number: int) -> Any:
     """As an instruction names it."""
     return ir.Constant(_BYTE, number)
+
+
+@no_type_check
+def _pointer(b, place):
+    return b.inttoptr(place, _BYTE.as_pointer())
 
 
 # An array would be counted with every call that it is passed to; an address is not.

@@ -1,10 +1,11 @@
 """Products of a bfloat16 matrix with some more vectors than a register of AMX holds.
 
-Two registers of vectors are multiplied with two of weights, so that memory is read once for both,
-and what comes next is read between the products. Sums are those of `tiles`, bit for bit.
+Two registers of vectors are multiplied with two of weights, one after the other, so that memory is
+read once for both, and what comes next is read between the products. Sums are those of `tiles`, bit
+for bit.
 """
 
-from typing import Any, no_type_check
+from typing import no_type_check
 
 from llvmlite import ir
 from numba.core import types
@@ -17,11 +18,15 @@ from hybridrt.kernels.cpu.streams import end_streams, stream, streams
 from hybridrt.kernels.cpu.tile_registers import (
     HAS_TILES,
     ROWS,
-    amx,
+    SUMS,
+    VECTORS,
+    WEIGHTS,
     hold,
     in_registers,
+    load_tile,
+    multiply,
+    offset,
     read_line,
-    register,
     release_tiles,
     take_tiles,
 )
@@ -38,7 +43,7 @@ AHEAD = 2048
 
 _ROW, _REGISTER = 4 * ROWS, 4 * ROWS * ROWS  # bytes
 _LINE = 64
-_BYTE, _LONG = ir.IntType(8), ir.IntType(64)
+_LONG = ir.IntType(64)
 
 
 @intrinsic
@@ -60,27 +65,19 @@ def _dot(typing_context, anew, weights, first, second, vector_bytes, steps, sums
 
 @no_type_check
 def _write_dot(b, anew, weights, first, second, vector_bytes, steps, sums, ahead):
-    def at(base: Any, *offsets: Any) -> Any:
-        for offset in offsets:
-            base = b.add(base, offset)
-        return b.inttoptr(base, _BYTE.as_pointer())
-
-    totals = [(register(t), at(sums, _LONG(_REGISTER * t))) for t in range(4)]
-    vectors, panel = [register(4), register(5)], [register(6), register(7)]
-    with in_registers(b, anew, totals, _ROW), for_range(b, steps) as loop:
+    places = {total: b.add(sums, _LONG(_REGISTER * total)) for total in SUMS}
+    with in_registers(b, anew, places, _ROW), for_range(b, steps) as loop:
         inputs = b.mul(loop.index, _LONG(2 * STEP))
         own = b.mul(loop.index, _LONG(2 * STEP * PANEL))
-        for t, (total, _) in enumerate(totals):
-            v, o = t // 2, t % 2
-            if o == 0:
-                given = (first, second)[v]
-                amx(b, "tileloadd64", vectors[v], at(given, inputs), vector_bytes)
-            if v == 0:
-                place = at(weights, own, _LONG(_ROW * o))
-                amx(b, "tileloadd64", panel[o], place, _LONG(4 * PANEL))
-            for line in range(STEP * t // 4, STEP * (t + 1) // 4):
-                read_line(b, b.add(b.add(ahead, own), _LONG(_LINE * line)))
-            amx(b, "tdpbf16ps", total, vectors[v], panel[o])
+        for total in SUMS:
+            half, output = total // 2, total % 2
+            if output == 0:
+                load_tile(b, VECTORS[0], b.add((first, second)[half], inputs), vector_bytes)
+            place = offset(b, weights, own, _LONG(_ROW * output))
+            load_tile(b, WEIGHTS, place, _LONG(4 * PANEL))
+            for line in range(STEP * total // 4, STEP * (total + 1) // 4):
+                read_line(b, offset(b, ahead, own, _LONG(_LINE * line)))
+            multiply(b, "tdpbf16ps", total, VECTORS[0], WEIGHTS)
 
 
 def is_square(width: int, tokens: int, inputs: int) -> bool:

@@ -8,7 +8,14 @@ from typing import no_type_check
 from hybridrt.kernels.blocked_matrices import BLOCK as OUTPUTS
 from hybridrt.kernels.cpu.jit import inner
 from hybridrt.kernels.cpu.one_vector import multiply_one
-from hybridrt.kernels.cpu.tile_registers import ROWS, SUM_BYTES, dot, dot_runs, hold
+from hybridrt.kernels.cpu.tile_registers import (
+    ROWS,
+    SUM_BYTES,
+    dot,
+    dot_in_halves,
+    dot_runs,
+    hold,
+)
 
 AHEAD = 2
 """Times `ROWS` pairs of inputs, from reading them from memory to multiplying them."""
@@ -74,10 +81,17 @@ def _add_many(
             rows = all_rows * (turn + 1) // turns - all_rows * turn // turns
             lines = all_lines * (turn + 1) // turns - all_lines * turn // turns
             hold(tiles, some, min(ROWS, pairs - begin))
-            dot(
-                anew, own, row_bytes, half_bytes, vectors + vector_bytes * first + 4 * begin,
-                vector_bytes, steps, sums + SUM_BYTES * first, ahead, rows, lines
-            )  # fmt: skip
+            given, into = vectors + vector_bytes * first + 4 * begin, sums + SUM_BYTES * first
+            if turns == 1:
+                dot(
+                    anew, own, row_bytes, half_bytes, given, vector_bytes, steps, into, ahead, rows,
+                    lines
+                )  # fmt: skip
+            else:
+                dot_in_halves(
+                    anew, own, row_bytes, half_bytes, given, vector_bytes, steps, into, ahead, rows,
+                    lines
+                )  # fmt: skip
             ahead += (row_bytes * rows + 64 * lines) * steps
         begin += ROWS * steps
         anew = False
@@ -95,12 +109,12 @@ def add_near(
         own = vectors + vector_bytes * first
         if steps > 0:
             hold(tiles, some, ROWS)
-            dot(
+            dot_in_halves(
                 anew, block, row_bytes, row_bytes // 2, own, vector_bytes, steps, into, 0, 0, 0
             )  # fmt: skip
         if rest > 0:
             hold(tiles, some, rest)
-            dot(
+            dot_in_halves(
                 anew and steps == 0, block + row_bytes * ROWS * steps, row_bytes, row_bytes // 2,
                 own + 4 * ROWS * steps, vector_bytes, 1, into, 0, 0, 0
             )  # fmt: skip
