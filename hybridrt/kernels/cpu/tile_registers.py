@@ -163,7 +163,11 @@ def _write_dot(
             with for_range(b, rows) as read:
                 number = b.add(b.mul(loop.index, rows), read.index)
                 for r in outputs:
-                    read_line(b, line_of(b.add(ahead, b.mul(number, row_bytes)), r))
+                    line = line_of(b.add(ahead, b.mul(number, row_bytes)), r)
+                    if at_once == len(SUMS):
+                        read_line(b, line)
+                    else:  # what the nearest cache waits for keeps it from what it multiplies
+                        begin_to_read(b, line, 2)
             if first == 0:
                 with for_range(b, lines) as read:
                     number = b.add(b.mul(loop.index, lines), read.index)
