@@ -73,6 +73,11 @@ table taped_decode python benchmarks/taped_decode.py
 # How steps grow with their context, and prefills: prints what long_context.md has.
 table long_context python benchmarks/long_context.py
 
+# Where the processor has AMX, its products by registers: prints what tile_registers.md has.
+if python -c 'import sys, torch; sys.exit(not torch.cpu._init_amx())'; then
+    table tile_registers python benchmarks/tile_registers.py
+fi
+
 # What compiled decode steps gain, and cost before the first: prints what compile.md has.
 table compile env OMP_NUM_THREADS=1 python benchmarks/compiled_decode.py
 

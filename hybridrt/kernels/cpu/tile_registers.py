@@ -8,10 +8,10 @@ are.
 A process has to ask its kernel for these registers (`multiplies_tiles`). How much of each is filled
 has to be said before, which takes longer than a product: `take_tiles` keeps what was said last.
 
-A core has registers to spare, so that one can be filled while what stood in it is multiplied. Where
-its other thread, perhaps of another machine, multiplies too, few are left: then products of eight
-registers in turn took four times as long, those of four twice. So no more are named than are needed
-at once.
+A core has registers to spare, so that one can be filled while what stood in it is multiplied. At
+times few are left, as it seems where the core's other thread is at work, perhaps for another
+machine; then a product takes the longer, the more registers a loop names (benchmarks/
+tile_registers.py). So no more are named than are needed at once.
 """
 
 from contextlib import contextmanager
