@@ -115,9 +115,12 @@ def _make_dot(instruction, parts=1, at_once=OUTPUTS // ROWS):
 
     Of vectors that are sums of `parts`, each step of one part lies behind that of the part before.
     Weights of a pair of inputs are `row_bytes` from those of the next, and those of the second half
-    of the outputs `half_bytes` from those of the first. With every step it reads so many `rows` of
-    weights that lie `ahead`, or has so many `lines` read later. It has so many registers of sums
-    `at_once`, and takes all steps for them before others.
+    of the outputs `half_bytes` from those of the first. It has so many registers of sums `at_once`,
+    and takes all steps for them before others.
+
+    With every step so many `rows` of weights that lie `ahead` are read, or so many `lines`, which
+    are needed later. With fewer sums at once these rows come into the second cache only: what the
+    nearest one waits for would keep it from what is multiplied.
     """
 
     @intrinsic
@@ -137,8 +140,8 @@ def _make_dot(instruction, parts=1, at_once=OUTPUTS // ROWS):
 
 dot = _make_dot("tdpbf16ps")
 dot_in_halves = _make_dot("tdpbf16ps", at_once=2)
-"""For weights in the nearest cache, which is as fast with less registers; memory is better read in
-one go."""
+"""With fewer registers, for weights in the nearest cache: from memory all outputs are better read
+in one go."""
 
 dot_signed, dot_unsigned = _make_dot("tdpbssd"), _make_dot("tdpbusd")
 """Of bytes, four side by side in place of a pair, with signed ones; their sums have 32 bits."""
@@ -166,7 +169,7 @@ def _write_dot(
                     line = line_of(b.add(ahead, b.mul(number, row_bytes)), r)
                     if at_once == len(SUMS):
                         read_line(b, line)
-                    else:  # what the nearest cache waits for keeps it from what it multiplies
+                    else:
                         begin_to_read(b, line, 2)
             if first == 0:
                 with for_range(b, lines) as read:
