@@ -3,10 +3,9 @@
     python benchmarks/tile_registers.py [--seconds 20]
 
 Prints Markdown: nanoseconds of a product of two registers, by one thread and by as many as torch
-has, of loops that load what they multiply from the nearest cache. A core has registers to spare, so
-that loads don't wait for what is multiplied, until its other thread multiplies too, perhaps of
-another machine: rounds are told apart by what the most registers take beside products without
-loads, in turns with them.
+has, of loops that load what they multiply from the nearest cache. At times a core has registers to
+spare, so that loads don't wait for what is multiplied, and at times few are left: rounds are told
+apart by what the most registers take beside products without loads, in turns with them.
 """
 
 import argparse
