@@ -14,7 +14,7 @@ from numba.core import types
 from numba.extending import overload
 from torch import Tensor
 
-from hybridrt.kernels.cpu.attend_amx import attend_by_tiles, pack_queries, rooms_of
+from hybridrt.kernels.cpu.attend_amx import STEP, attend_by_tiles, pack_queries, rooms_of
 from hybridrt.kernels.cpu.attend_jobs import (
     Plan,
     find_job,
@@ -46,7 +46,6 @@ from hybridrt.kernels.cpu.jit import FIRST, calls, inner
 from hybridrt.kernels.cpu.pairs import BY_PAIRS
 from hybridrt.kernels.cpu.share import share, sharing_kernel
 from hybridrt.kernels.cpu.tile_registers import (
-    OUTPUTS,
     ROWS,
     multiplies_tiles,
     release_tiles,
@@ -170,18 +169,19 @@ def _write_heads(
 ):  # fmt: skip  # pragma: no cover
     """Results of a row's only piece; of others, what is joined later, from `at` on."""
     width = (size + LANES - 1) // LANES * LANES
+    sums, results, parts = pointer(softmax.sums), pointer(out), pointer(apart)
     for g in range(job.heads):
-        sums, place = softmax.sums[g * head_step :], (job.row * heads + job.head + g) * size
+        place = (job.row * heads + job.head + g) * size
         if pieces > 1:
             tops[at + g], totals[at + g] = softmax.tops[g], softmax.totals[g]
         share = np.float32(1) / softmax.totals[g]
         for d in range(0, size, run):
-            of_run = d // run * run_step
+            of_run = g * head_step + d // run * run_step
             if pieces == 1:
-                write(sums, of_run, share, out, place + d, min(run, size - d))
+                write(sums, of_run, share, results, place + d, min(run, size - d))
             else:
                 into = (at + g) * width + d
-                write(sums, of_run, np.float32(1), apart, into, min(run, width - d))
+                write(sums, of_run, np.float32(1), parts, into, min(run, width - d))
 
 
 @inner
@@ -195,9 +195,9 @@ def _work(
     most = (heads // sizes.kv_heads + parts - 1) // parts * kv_heads
     width, v_width = width_of(sizes.k) + width_of(sizes.more), width_of(sizes.v)
     # Of a head's sums so many are side by side.
-    run, head_step = (v_width, v_width) if by_tiles is None else (OUTPUTS, OUTPUTS)
-    run_step = most * v_width if by_tiles is None else ROWS * OUTPUTS
-    rooms = None if by_tiles is None else rooms_of(sizes.k, sizes.more)
+    run, head_step = (v_width, v_width) if by_tiles is None else (STEP, STEP)
+    run_step = most * v_width if by_tiles is None else ROWS * STEP
+    rooms = None if by_tiles is None else rooms_of(sizes.k, sizes.more, sizes.v)
     queries, tiles = aligned(most * width), take_tiles(by_tiles is not None)
     queries[:] = 0
     scores = aligned((most if by_tiles is None else max(most, ROWS)) * TILE)
@@ -205,7 +205,8 @@ def _work(
         scores, np.empty(most, np.float32), np.empty(most, np.float32),
         np.empty(most, np.float32), aligned((sizes.v + run - 1) // run * run_step)
     )  # fmt: skip
-    places, coming = room_for_places(), room_for_places()
+    places = room_for_places(sizes.values_are_keys)
+    coming = room_for_places(sizes.values_are_keys)
     line = 64 // k.itemsize
     job = find_job(worker, FIRST, plan, heads, table, table_stride, positions, sizes, places)
     for number in range(worker, plan.jobs[-1], workers):
@@ -227,9 +228,7 @@ def _work(
                 scale, softcap, softmax, v_width
             )  # fmt: skip
         else:
-            pack_queries(
-                q.ctypes.data, query, sizes.q_head, here, sizes.k, sizes.more, rooms.queries
-            )
+            pack_queries(q.ctypes.data, query, sizes.q_head, here, sizes.k, sizes.more, rooms)
             attend_by_tiles(
                 tiles, job, k, more, v, places, sizes, scale, softcap, rooms, softmax
             )  # fmt: skip

@@ -9,11 +9,12 @@ from typing import NamedTuple, no_type_check
 import numpy as np
 
 from hybridrt.kernels.cpu.attend_tile import TILE, weigh
-from hybridrt.kernels.cpu.bfloat16 import as_halves, as_words, copy_bytes, halves, words
+from hybridrt.kernels.cpu.bfloat16 import copy_bytes, halves, words
 from hybridrt.kernels.cpu.jit import inner
-from hybridrt.kernels.cpu.pairs import store_side_by_side
+from hybridrt.kernels.cpu.pair_order import PAIRS, side_by_side
+from hybridrt.kernels.cpu.pairs import store_in_pairs, store_side_by_side
 from hybridrt.kernels.cpu.tile_registers import OUTPUTS, ROWS, RUNS
-from hybridrt.kernels.cpu.tiles import add_by_tiles, multiply_runs
+from hybridrt.kernels.cpu.tiles import multiply_rows, multiply_runs
 from hybridrt.kernels.cpu.transpose import turn
 from hybridrt.kernels.cpu.vector_math import mul, splat
 from hybridrt.kernels.cpu.vectors import LANES, aligned, load, pointer, store
@@ -22,7 +23,9 @@ assert RUNS * ROWS == TILE, "a tile of tokens is multiplied at once"
 assert ROWS == LANES, "scores are turned around in registers"
 
 STEP = 2 * ROWS
-"""Numbers of a key that are multiplied at once."""
+"""Numbers of a key, or of a value, that are multiplied at once."""
+
+assert STEP == PAIRS, "sums of pairs are put in order by lines"
 
 
 @inner
@@ -33,65 +36,65 @@ def steps_of(size):  # pragma: no cover  (compiled, as all below)
 
 
 class Rooms(NamedTuple):
-    """Of a worker: packed queries, copied keys, where keys are, sums, some values, weights."""
+    """Of a worker: packed queries, copied keys, copied values, where both are, sums, weights.
+
+    What isn't float32 is written and read by addresses.
+    """
 
     queries: np.ndarray
     keys: np.ndarray
+    values: np.ndarray
     runs: np.ndarray
     found: np.ndarray
-    values: np.ndarray
     weights: np.ndarray
 
 
 @inner
 @no_type_check
-def _zeros(count):  # pragma: no cover
-    room = aligned(count)
-    room[:] = 0
-    return room
-
-
-@inner
-@no_type_check
-def rooms_of(k, more):  # pragma: no cover
-    """For keys whose two parts have such sizes. Zeros, so that what lies between is.
+def rooms_of(k, more, v):  # pragma: no cover
+    """For keys whose two parts have such sizes, and values; what lies between is zeros.
 
     Each part is copied into a room of its own: NaN of another sequence, times a zero, would be NaN.
     """
-    keys = aligned(TILE * STEP // 2 * (steps_of(k) + steps_of(more)))
+    steps = steps_of(k) + steps_of(more)
+    keys = aligned(TILE * ROWS * steps)
     if k % STEP > 0 or more % STEP > 0:
         keys[:] = 0
     return Rooms(
-        as_words(_zeros((steps_of(k) + steps_of(more)) * ROWS * ROWS)),
-        as_halves(keys),
-        np.empty(2 * RUNS, np.int64),
+        aligned(steps * ROWS * ROWS),
+        keys,
+        aligned(TILE * ROWS * steps_of(v)),
+        np.empty(4 * RUNS, np.int64),
         aligned(TILE * ROWS),
-        as_words(_zeros(TILE * OUTPUTS // 2)),
-        as_halves(_zeros(ROWS * TILE // 2)),
+        aligned(2 * ROWS * TILE),
     )
 
 
 @inner
 @no_type_check
-def _pack(q, step, heads, size, packed):  # pragma: no cover
+def _pack(q, step, heads, size, room, at_room, packed):  # pragma: no cover
+    """Copies queries as keys are copied, and turns their pairs around, a step at a time."""
+    row, block = steps_of(size) * ROWS, ROWS * ROWS
     for g in range(heads):
-        query = words(q + 2 * g * step, size // 2)
-        for pair in range(size // 2):
-            packed[pair * ROWS + g] = query[pair]
+        copy_bytes(q + 2 * g * step, at_room + 4 * g * row, 2 * size)
+    for n in range(steps_of(size)):
+        turn(room, n * ROWS, row, packed, n * block, ROWS)
 
 
 @inner
 @no_type_check
-def pack_queries(q, query, step, heads, size, more, packed):  # pragma: no cover
-    """Pairs of numbers of some heads' queries, `step` apart, into `packed: uint32[_, ROWS]`.
+def pack_queries(q, query, step, heads, size, more, rooms):  # pragma: no cover
+    """Pairs of numbers of some heads' queries, `step` apart, into `queries: float32[_, ROWS]`.
 
     `q` is an address, and the first one begins at `query`. It has two parts of even sizes; the
-    second one begins with a whole step.
+    second one begins with a whole step. Of heads that aren't there, anything is written.
     """
-    first = q + 2 * query
-    _pack(first, step, heads, size, packed)
-    rest = packed[ROWS * ROWS * steps_of(size) :]
-    _pack(first + 2 * size, step, heads, more, rest)
+    first, steps = q + 2 * query, steps_of(size)
+    keys, packed = rooms.keys, rooms.queries
+    _pack(first, step, heads, size, pointer(keys), keys.ctypes.data, pointer(packed))
+    if more > 0:
+        others, rest = keys[TILE * ROWS * steps :], packed[ROWS * ROWS * steps :]
+        _pack(first + 2 * size, step, heads, more, pointer(others), others.ctypes.data, pointer(rest))
 
 
 @inner
@@ -152,13 +155,14 @@ def pair_values(values, places, begin, skipped, some, count, room):  # pragma: n
 
 @inner
 @no_type_check
-def _keep(sums, first, heads, kept):  # pragma: no cover
-    """`kept * sums`, by head, of `OUTPUTS` sums each from the `first` on."""
+def _keep(sums, size, heads, kept):  # pragma: no cover
+    """`kept * sums`, by head, of whole steps."""
     for g in range(heads):
         if kept[g] != 1:
-            share, begin = splat(kept[g]), first + g * OUTPUTS
-            for d in range(begin, begin + OUTPUTS, LANES):
-                store(mul(load(sums, d), share), sums, d)
+            share = splat(kept[g])
+            for begin in range(g * STEP, size * ROWS, ROWS * STEP):
+                for d in range(begin, begin + STEP, LANES):
+                    store(mul(load(sums, d), share), sums, d)
 
 
 @inner
@@ -168,21 +172,24 @@ def attend_by_tiles(
 ):  # fmt: skip  # pragma: no cover
     """A piece's packed queries: adds to `sums` and `totals`, and raises `tops`, of `softmax`.
 
-    Its `sums: float32[v / OUTPUTS, ROWS, OUTPUTS]`; of heads that aren't there they mean nothing.
+    Its `sums: float32[v / STEP, ROWS, 2, LANES]` have the first of each pair of values before the
+    second; of heads that aren't there they mean nothing.
     """
     # Arrays are counted wherever they are passed on; addresses and pointers are not.
     at_k, at_more, at_v = k.ctypes.data, more.ctypes.data, v.ctypes.data
     k_places, more_places, v_places = pointer(places.k), pointer(places.more), pointer(places.v)
-    queries, keys, runs = rooms.queries.ctypes.data, rooms.keys.ctypes.data, pointer(rooms.runs)
-    at_found, found, values = (
-        rooms.found.ctypes.data,
-        pointer(rooms.found),
+    queries, keys, values = (
+        rooms.queries.ctypes.data,
+        rooms.keys.ctypes.data,
         rooms.values.ctypes.data,
     )
+    runs, more_runs = pointer(rooms.runs), pointer(rooms.runs[2 * RUNS :])
+    at_found, found = rooms.found.ctypes.data, pointer(rooms.found)
     at_weights, weights = rooms.weights.ctypes.data, pointer(rooms.weights)
     tops, totals, kept = pointer(softmax.tops), pointer(softmax.totals), pointer(softmax.kept)
     at_sums, sums, scores = softmax.sums.ctypes.data, pointer(softmax.sums), pointer(softmax.scores)
-    k_steps, more_steps, block = steps_of(sizes.k), steps_of(sizes.more), sizes.block_size
+    k_steps, more_steps, v_steps = steps_of(sizes.k), steps_of(sizes.more), steps_of(sizes.v)
+    block = sizes.block_size
     for t in range(0, job.tokens, TILE):
         tile, first = min(TILE, job.tokens - t), job.first + t
         find_runs(at_k, k_places, t, first, tile, sizes.k, sizes.k_token, block, keys, runs)
@@ -190,19 +197,22 @@ def attend_by_tiles(
         if more_steps > 0:
             find_runs(
                 at_more, more_places, t, first, tile, sizes.more, sizes.more_token, block,
-                keys + 2 * TILE * STEP * k_steps, runs
+                keys + 2 * TILE * STEP * k_steps, more_runs
             )  # fmt: skip
             rest = queries + 4 * ROWS * ROWS * k_steps
-            multiply_runs(tiles, False, runs, rest, 1, more_steps, at_found)
+            multiply_runs(tiles, False, more_runs, rest, 1, more_steps, at_found)
         by_head(found, job.heads, tile, scale, scores)
         weigh(scores, 0, job.heads, tile, softcap, tops, totals, kept)
         for g in range(job.heads):
             for i in range(g * TILE, g * TILE + tile, LANES):
-                store(load(scores, i), weights, i)
-        for d in range(0, sizes.v, OUTPUTS):
-            pair_values(at_v, v_places, t, d, min(OUTPUTS, sizes.v - d), tile, values)
-            _keep(sums, d * ROWS, job.heads, kept)
-            add_by_tiles(
-                tiles, False, values, 4 * OUTPUTS, 2 * OUTPUTS, at_weights, 2 * TILE,
-                (tile + 1) // 2, at_sums + 4 * d * ROWS, ROWS, 0
-            )  # fmt: skip
+                store_in_pairs(load(scores, i), weights, i, ROWS * TILE)
+        _keep(sums, v_steps * STEP, job.heads, kept)
+        if not sizes.values_are_keys:
+            find_runs(at_v, v_places, t, first, tile, sizes.v, sizes.v_token, block, values, runs)
+        multiply_rows(
+            tiles, rooms.runs.ctypes.data, tile, at_weights, 4 * TILE, 4 * ROWS * TILE, v_steps,
+            at_sums
+        )  # fmt: skip
+    for step in range(v_steps):
+        for g in range(job.heads):
+            side_by_side(at_sums + 4 * STEP * (step * ROWS + g))

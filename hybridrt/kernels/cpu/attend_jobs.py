@@ -130,12 +130,10 @@ def plan_jobs(positions, rows, heads, sizes, most_kv_heads, threads):  # pragma:
 
 @inner
 @no_type_check
-def room_for_places():  # pragma: no cover
+def room_for_places(values_are_keys):  # pragma: no cover
     """For the tokens of a piece."""
-    return Places(
-        np.empty(MOST + MORE, np.int64), np.empty(MOST + MORE, np.int64),
-        np.empty(MOST + MORE, np.int64)
-    )  # fmt: skip
+    k, more = np.empty(MOST + MORE, np.int64), np.empty(MOST + MORE, np.int64)
+    return Places(k, more, k if values_are_keys else np.empty(MOST + MORE, np.int64))
 
 
 @inner
@@ -185,7 +183,8 @@ def find_job(
     blocks, size = table[row * table_stride :], sizes.block_size
     k_start, v_start = kv_head * sizes.k_head, kv_head * sizes.v_head
     find(blocks, first, count, size, sizes.k_block, k_start, sizes.k_token, places.k)
-    find(blocks, first, count, size, sizes.v_block, v_start, sizes.v_token, places.v)
+    if not sizes.values_are_keys:
+        find(blocks, first, count, size, sizes.v_block, v_start, sizes.v_token, places.v)
     if sizes.more > 0:
         find(blocks, first, count, size, sizes.more_block, 0, sizes.more_token, places.more)
     return Job(row, piece, head, here, kv_heads, first, count)

@@ -14,9 +14,8 @@ from hybridrt.kernels.cpu.vectors import LANES, load, pointer, store, store_some
 @inner
 @no_type_check
 def write(sums, at, factor, out, place, size):  # pragma: no cover  (compiled, as all below)
-    """A head's sums, times a factor."""
+    """A head's sums, times a factor, by pointers."""
     whole, factor = size // LANES * LANES, splat(factor)
-    sums, out = pointer(sums), pointer(out)
     for d in range(0, whole, LANES):
         store(mul(load(sums, at + d), factor), out, place + d)
     if whole < size:
@@ -49,8 +48,9 @@ def join_rows(
 ):  # fmt: skip  # pragma: no cover
     """The heads whose turn it is of every row in pieces."""
     joined = np.empty((size + LANES - 1) // LANES * LANES, np.float32)
+    of_joined, results = pointer(joined), pointer(out)
     for row in range(len(pieces)):
         for head in range(worker, heads if pieces[row] > 1 else 0, workers):
             at = apart_rows[row] + head
             _join(apart, tops, totals, at, pieces[row], heads, joined)
-            write(joined, 0, np.float32(1), out, (row * heads + head) * size, size)
+            write(of_joined, 0, np.float32(1), results, (row * heads + head) * size, size)

@@ -117,16 +117,14 @@ def _expand_heads(
     worker, workers, latent, rows, heads, rank, w, w_head, w_row, out, v_dim
 ):  # fmt: skip  # pragma: no cover
     """The heads whose turn it is: latents are multiplied with weights' rows, as with keys."""
-    tiles, rooms, scores = take_tiles(True), rooms_of(rank, 0), aligned(ROWS * TILE)
+    tiles, rooms, scores = take_tiles(True), rooms_of(rank, 0, 0), aligned(ROWS * TILE)
     places, steps = multiples(v_dim + 1, w_row), steps_of(rank)
     of_places, runs, found = pointer(places), pointer(rooms.runs), pointer(rooms.found)
     keys, values = rooms.keys.ctypes.data, pointer(scores)
     for job in range(worker, heads * ((rows + ROWS - 1) // ROWS), workers):
         row, head = job // heads * ROWS, job % heads
         count = min(ROWS, rows - row)
-        pack_queries(
-            latent, (row * heads + head) * rank, heads * rank, count, rank, 0, rooms.queries
-        )
+        pack_queries(latent, (row * heads + head) * rank, heads * rank, count, rank, 0, rooms)
         for v in range(0, v_dim, TILE):
             some, own = min(TILE, v_dim - v), w + 2 * head * w_head
             find_runs(own, of_places, v, v, some, rank, w_row, v_dim, keys, runs)

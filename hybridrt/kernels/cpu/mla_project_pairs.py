@@ -107,7 +107,7 @@ def _absorb_heads(
         join_pairs(sums, count, width)
         for g in range(count):
             place = (rank + pe_dim) * ((row + g) * heads + head)
-            write(sums, g * width, np.float32(1), found, place, rank)
+            write(pointer(sums), g * width, np.float32(1), pointer(found), place, rank)
             given = pointer(halves(pe + 2 * ((row + g) * pe_row + head * pe_head), pe_dim))
             for d in range(0, pe_dim, LANES):
                 numbers = load_up_to(given, d, pe_dim - d)

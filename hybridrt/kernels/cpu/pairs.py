@@ -109,6 +109,25 @@ def store_tops(typing_context, one, other, to, place):
 
 @intrinsic
 @no_type_check
+def store_in_pairs(typing_context, floats, to, place, apart):
+    """Writes each lane as bfloat16 in a pair with zero: before it from the word `place` on, and
+    behind it `apart` words further.
+    """
+
+    def code(context, builder, signature, args):
+        floats, into, place, apart = args
+        first = builder.zext(narrow(builder, floats, types.uint16), _PAIRS)
+        second = builder.shl(first, all_lanes(16, _PAIRS))
+        for pairs, at in ((first, place), (second, builder.add(place, apart))):
+            address = builder.bitcast(builder.gep(into, [at]), _PAIRS.as_pointer())
+            builder.store(pairs, address, align=4)
+        return context.get_dummy_value()
+
+    return types.void(FLOATS, to, types.intp, types.intp), code
+
+
+@intrinsic
+@no_type_check
 def store_and_add(typing_context, one, other, to, place, total):
     """Writes all lanes of one and then of the other as bfloat16, from `place` on.
 

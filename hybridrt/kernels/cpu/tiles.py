@@ -13,6 +13,7 @@ from hybridrt.kernels.cpu.tile_registers import (
     SUM_BYTES,
     dot,
     dot_in_halves,
+    dot_rows,
     dot_runs,
     hold,
 )
@@ -132,3 +133,26 @@ def multiply_runs(tiles, anew, runs, blocks, count, steps, sums):  # pragma: no 
     """
     hold(tiles, ROWS, ROWS)
     dot_runs(anew, runs, blocks, count, steps, sums)
+
+
+@inner
+@no_type_check
+def multiply_rows(
+    tiles, runs, count, vectors, vector_bytes, apart, steps, sums
+):  # fmt: skip  # pragma: no cover
+    """Adds weighted rows, where they stand, to `sums: float32[steps, ROWS, 2, ROWS]`.
+
+    At `runs` stand an address of `ROWS` rows and the bytes from one to the next, for each run of
+    the `count` rows. A row is `[steps * ROWS, 2]` numbers, of which pairs can't be multiplied with
+    one weight each. So there are two kinds of `ROWS` vectors of weights, `apart` from each other:
+    in one each stands before a zero, and finds the first numbers of pairs, in the other behind it.
+    All but `count` and `steps` are addresses and bytes.
+    """
+    whole, rest = count // ROWS, count % ROWS
+    if whole > 0:
+        hold(tiles, ROWS, ROWS)
+        dot_rows(runs, whole, vectors, vector_bytes, apart, steps, sums)
+    if rest > 0:
+        hold(tiles, ROWS, rest)
+        last, own = runs + 16 * whole, vectors + 4 * ROWS * whole
+        dot_rows(last, 1, own, vector_bytes, apart, steps, sums)
