@@ -12,6 +12,7 @@ from hybridrt.kernels.cpu.jit import calls, kernel
 from hybridrt.kernels.cpu.one_vector import STEP, multiply_one
 from hybridrt.kernels.cpu.packed_dot import OUTPUTS
 from hybridrt.kernels.cpu.packed_linear import add_products
+from hybridrt.kernels.cpu.pairs import store_in_pairs
 from hybridrt.kernels.cpu.tile_registers import (
     ROWS,
     RUNS,
@@ -19,8 +20,8 @@ from hybridrt.kernels.cpu.tile_registers import (
     release_tiles,
     take_tiles,
 )
-from hybridrt.kernels.cpu.tiles import add_by_tiles, add_near, multiply_runs
-from hybridrt.kernels.cpu.vectors import HAS_VECTORS, pointer
+from hybridrt.kernels.cpu.tiles import add_by_tiles, add_near, multiply_rows, multiply_runs
+from hybridrt.kernels.cpu.vectors import HAS_VECTORS, LANES, load, pointer
 from tests.harness.properties import bounded
 
 needs_tiles = pytest.mark.skipif(not multiplies_tiles(), reason="the processor has no AMX")
@@ -167,6 +168,48 @@ def test_runs_of_vectors_may_lie_anywhere(steps: int, count: int) -> None:
     for times, anew in enumerate((True, False), start=1):
         run_runs(runs, anew, blocks.data_ptr(), count, steps, sums.data_ptr())
         assert (sums - times * exact).abs().max() <= 1e-4 * count
+
+
+@numba.njit
+def run_rows(weights: np.ndarray, paired: np.ndarray, anew: bool, *args: int) -> None:
+    tiles = take_tiles(True)
+    given, into = pointer(weights), pointer(paired)  # pyright: ignore[reportCallIssue]
+    for place in range(0, len(weights), LANES):
+        store_in_pairs(load(given, place), into, place, len(weights))
+    multiply_rows(tiles, anew, *args)
+    release_tiles(tiles)
+
+
+@needs_tiles
+@pytest.mark.parametrize("has_later", [False, True])
+@pytest.mark.parametrize("results", [1, 12, ROWS])
+@pytest.mark.parametrize("steps", [1, 2, 3, 16])
+@pytest.mark.parametrize("count", [1, ROWS, ROWS + 5, RUNS * ROWS])
+def test_weighted_rows_may_lie_anywhere(
+    count: int, steps: int, results: int, has_later: bool
+) -> None:
+    torch.manual_seed(count)
+    numbers, most = 2 * ROWS * steps, RUNS * ROWS
+    x = torch.randn(RUNS, ROWS, numbers + 10).bfloat16()
+    order = torch.randperm(RUNS)
+    rows = x[order, :, :numbers].flatten(0, 1)[:count].double()
+    places = [[x[run].data_ptr(), 2 * x.stride(1)] for run in order]
+    runs = np.array(places, np.int64).ravel()
+    # Rows behind the last one and their weights may hold anything.
+    x[order[(count - 1) // ROWS], (count - 1) % ROWS + 1 :] = torch.nan
+    weights = torch.randn(ROWS, most).bfloat16().float()
+    exact = weights[:, :count].double() @ rows
+    weights[:, count:] = torch.nan
+    paired = np.empty(2 * ROWS * most, np.float32)
+    out = torch.full((steps + 1, ROWS, 2, ROWS), torch.nan)
+    places = paired.ctypes.data, 4 * most, 4 * ROWS * most
+    later = runs.ctypes.data if has_later else 0
+    for times, anew in enumerate((True, False), start=1):
+        given = runs.ctypes.data, count, *places, results, steps, out.data_ptr(), later
+        run_rows(weights.numpy().ravel(), paired, anew, *given)
+        found = out[:-1].permute(1, 0, 3, 2).flatten(1)  # pairs, which stood apart
+        assert (found - times * exact)[:results].abs().max() <= 1e-4
+    assert out[-1].isnan().all() and out[:-1, results:].isnan().all()
 
 
 @pytest.mark.skipif(not HAS_VECTORS, reason="the processor has no AVX2")

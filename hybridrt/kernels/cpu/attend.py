@@ -217,9 +217,9 @@ def _work(
         for g in range(here):
             softmax.tops[g] = sinks[job.head + g] if has_sink else NOTHING
             softmax.totals[g] = 1 if has_sink else 0
-        softmax.sums[:] = 0
         query = row * sizes.q_token + job.head * sizes.q_head
         if by_tiles is None:
+            softmax.sums[:] = 0
             some = min(AHEAD, following.tokens)
             fetch(pointer(k), coming.k, 0, some, sizes.k, line)
             fetch(pointer(v), coming.v, 0, some, sizes.v, line)
@@ -230,7 +230,8 @@ def _work(
         else:
             pack_queries(q.ctypes.data, query, sizes.q_head, here, sizes.k, sizes.more, rooms)
             attend_by_tiles(
-                tiles, job, k, more, v, places, sizes, scale, softcap, rooms, softmax
+                tiles, job, following, k, more, v, places, coming, sizes, scale, softcap, rooms,
+                softmax
             )  # fmt: skip
         at = plan.apart[row] + job.piece * heads + job.head
         _write_heads(

@@ -1,7 +1,10 @@
 """What `attend_tile` does, by AMX: scores of bfloat16 queries, and weighted sums of values.
 
-Keys are multiplied where they stand, `ROWS` tokens at a time, if these lie in one page and their
-size is whole steps; else they are copied. Of values, two tokens' numbers are put side by side.
+Keys and values are multiplied where they stand, `ROWS` tokens at a time, if these lie in one page
+and their size is whole steps; else they are copied. AMX multiplies pairs: neighbouring numbers of a
+key, with those of a query. Of values it should add tokens, so each weight is in a pair with zero,
+once before and once behind it: the sums of a pair's numbers are made apart, and put in order at the
+end. That is twice the products, and less work than to put two tokens' values side by side.
 """
 
 from typing import NamedTuple, no_type_check
@@ -9,11 +12,11 @@ from typing import NamedTuple, no_type_check
 import numpy as np
 
 from hybridrt.kernels.cpu.attend_tile import TILE, weigh
-from hybridrt.kernels.cpu.bfloat16 import copy_bytes, halves, words
+from hybridrt.kernels.cpu.bfloat16 import copy_bytes
 from hybridrt.kernels.cpu.jit import inner
 from hybridrt.kernels.cpu.pair_order import PAIRS, side_by_side
-from hybridrt.kernels.cpu.pairs import store_in_pairs, store_side_by_side
-from hybridrt.kernels.cpu.tile_registers import OUTPUTS, ROWS, RUNS
+from hybridrt.kernels.cpu.pairs import store_in_pairs
+from hybridrt.kernels.cpu.tile_registers import ROWS, RUNS
 from hybridrt.kernels.cpu.tiles import multiply_rows, multiply_runs
 from hybridrt.kernels.cpu.transpose import turn
 from hybridrt.kernels.cpu.vector_math import mul, splat
@@ -64,7 +67,7 @@ def rooms_of(k, more, v):  # pragma: no cover
         aligned(steps * ROWS * ROWS),
         keys,
         aligned(TILE * ROWS * steps_of(v)),
-        np.empty(4 * RUNS, np.int64),
+        np.empty(6 * RUNS, np.int64),
         aligned(TILE * ROWS),
         aligned(2 * ROWS * TILE),
     )
@@ -94,7 +97,18 @@ def pack_queries(q, query, step, heads, size, more, rooms):  # pragma: no cover
     _pack(first, step, heads, size, pointer(keys), keys.ctypes.data, pointer(packed))
     if more > 0:
         others, rest = keys[TILE * ROWS * steps :], packed[ROWS * ROWS * steps :]
-        _pack(first + 2 * size, step, heads, more, pointer(others), others.ctypes.data, pointer(rest))
+        _pack(
+            first + 2 * size, step, heads, more, pointer(others), others.ctypes.data, pointer(rest)
+        )
+
+
+@inner
+@no_type_check
+def _begin_runs(keys, places, begin, count, token, runs):  # pragma: no cover
+    """Where the `count` keys from `begin` on stand; behind the last ones these stand again."""
+    for run in range(RUNS):
+        t = min(run * ROWS, (count - 1) // ROWS * ROWS)
+        runs[2 * run], runs[2 * run + 1] = keys + 2 * places[begin + t], 2 * token
 
 
 @inner
@@ -107,10 +121,10 @@ def find_runs(
     `keys` is an address. `first` is the first token's place in its page, or in one before.
     """
     width = steps_of(size) * STEP
+    _begin_runs(keys, places, begin, count, token, runs)
     for run in range(RUNS):
         t = min(run * ROWS, (count - 1) // ROWS * ROWS)
         if size == width and (first + t) % block_size + ROWS <= block_size:
-            runs[2 * run], runs[2 * run + 1] = keys + 2 * places[begin + t], 2 * token
             continue
         copies = run * ROWS * width
         runs[2 * run], runs[2 * run + 1] = room + 2 * copies, 2 * width
@@ -136,25 +150,6 @@ def by_head(found, heads, count, scale, scores):  # pragma: no cover
 
 @inner
 @no_type_check
-def pair_values(values, places, begin, skipped, some, count, room):  # pragma: no cover
-    """Neighbouring tokens' numbers side by side, into `room: uint32[count / 2, OUTPUTS]`.
-
-    `some` numbers of each, behind the `skipped` first ones. With the last of an odd count stand
-    zeros. `values` and `room` are addresses.
-    """
-    whole, values = some // STEP * STEP, values + 2 * skipped
-    for t in range(0, count, 2):
-        one, other = values + 2 * places[begin + t], values + 2 * places[begin + t + 1]
-        into, is_pair = room + 2 * OUTPUTS * t, t + 1 < count
-        for d in range(0, whole if is_pair else 0, STEP):
-            store_side_by_side(one + 2 * d, other + 2 * d, into + 4 * d)
-        of_one, of_other, joined = halves(one, some), halves(other, some), words(into, some)
-        for d in range(whole if is_pair else 0, some):
-            joined[d] = np.uint32(of_one[d]) | np.uint32(of_other[d] if is_pair else 0) << 16
-
-
-@inner
-@no_type_check
 def _keep(sums, size, heads, kept):  # pragma: no cover
     """`kept * sums`, by head, of whole steps."""
     for g in range(heads):
@@ -168,22 +163,28 @@ def _keep(sums, size, heads, kept):  # pragma: no cover
 @inner
 @no_type_check
 def attend_by_tiles(
-    tiles, job, k, more, v, places, sizes, scale, softcap, rooms, softmax
+    tiles, job, following, k, more, v, places, coming, sizes, scale, softcap, rooms, softmax
 ):  # fmt: skip  # pragma: no cover
-    """A piece's packed queries: adds to `sums` and `totals`, and raises `tops`, of `softmax`.
+    """A piece's packed queries: writes `sums`, adds to `totals` and raises `tops` of `softmax`.
 
-    Its `sums: float32[v / STEP, ROWS, 2, LANES]` have the first of each pair of values before the
-    second; of heads that aren't there they mean nothing.
+    Its `sums: float32[v / STEP, ROWS, STEP]` mean nothing of heads that aren't there. Meanwhile the
+    keys that come next are read: at last the `following` job's, which are at the `coming` places.
     """
     # Arrays are counted wherever they are passed on; addresses and pointers are not.
     at_k, at_more, at_v = k.ctypes.data, more.ctypes.data, v.ctypes.data
     k_places, more_places, v_places = pointer(places.k), pointer(places.more), pointer(places.v)
+    coming_places, all_runs = pointer(coming.k), rooms.runs
     queries, keys, values = (
         rooms.queries.ctypes.data,
         rooms.keys.ctypes.data,
         rooms.values.ctypes.data,
     )
-    runs, more_runs = pointer(rooms.runs), pointer(rooms.runs[2 * RUNS :])
+    runs, more_runs, later_runs = (
+        pointer(all_runs),
+        pointer(all_runs[2 * RUNS :]),
+        pointer(all_runs[4 * RUNS :]),
+    )
+    at_runs = all_runs.ctypes.data
     at_found, found = rooms.found.ctypes.data, pointer(rooms.found)
     at_weights, weights = rooms.weights.ctypes.data, pointer(rooms.weights)
     tops, totals, kept = pointer(softmax.tops), pointer(softmax.totals), pointer(softmax.kept)
@@ -206,12 +207,20 @@ def attend_by_tiles(
         for g in range(job.heads):
             for i in range(g * TILE, g * TILE + tile, LANES):
                 store_in_pairs(load(scores, i), weights, i, ROWS * TILE)
-        _keep(sums, v_steps * STEP, job.heads, kept)
+        if t > 0:
+            _keep(sums, v_steps * STEP, job.heads, kept)
         if not sizes.values_are_keys:
             find_runs(at_v, v_places, t, first, tile, sizes.v, sizes.v_token, block, values, runs)
+        left, later = job.tokens - t - TILE, at_runs + 8 * 4 * RUNS
+        if left > 0:
+            _begin_runs(at_k, k_places, t + TILE, left, sizes.k_token, later_runs)
+        elif following.tokens > 0:
+            _begin_runs(at_k, coming_places, 0, following.tokens, sizes.k_token, later_runs)
+        else:
+            later = 0
         multiply_rows(
-            tiles, rooms.runs.ctypes.data, tile, at_weights, 4 * TILE, 4 * ROWS * TILE, v_steps,
-            at_sums
+            tiles, t == 0, at_runs, tile, at_weights, 4 * TILE, 4 * ROWS * TILE, ROWS, v_steps,
+            at_sums, later
         )  # fmt: skip
     for step in range(v_steps):
         for g in range(job.heads):

@@ -7,10 +7,10 @@ from jaxtyping import BFloat16
 from torch import Tensor
 
 from hybridrt.kernels.cpu.attend_amx import (
+    STEP,
     by_head,
     find_runs,
     pack_queries,
-    pair_values,
     rooms_of,
     steps_of,
 )
@@ -18,10 +18,20 @@ from hybridrt.kernels.cpu.attend_tile import TILE
 from hybridrt.kernels.cpu.bfloat16 import copy_bytes, halves
 from hybridrt.kernels.cpu.jit import inner
 from hybridrt.kernels.cpu.mla_project import SMALL, multiples
+from hybridrt.kernels.cpu.pair_order import side_by_side
+from hybridrt.kernels.cpu.pairs import store_in_pairs
 from hybridrt.kernels.cpu.share import share, sharing_kernel, threads_for
-from hybridrt.kernels.cpu.tile_registers import OUTPUTS, ROWS, release_tiles, take_tiles
-from hybridrt.kernels.cpu.tiles import add_by_tiles, multiply_runs
-from hybridrt.kernels.cpu.vectors import LANES, aligned, load, pointer, store, store_some
+from hybridrt.kernels.cpu.tile_registers import ROWS, RUNS, release_tiles, take_tiles
+from hybridrt.kernels.cpu.tiles import multiply_rows, multiply_runs
+from hybridrt.kernels.cpu.vectors import (
+    LANES,
+    aligned,
+    load,
+    load_up_to,
+    pointer,
+    store,
+    store_some,
+)
 
 
 def absorb(
@@ -29,7 +39,7 @@ def absorb(
     q_pe: BFloat16[Tensor, "rows heads rope_dim"],
     w_uk: BFloat16[Tensor, "heads nope_dim rank"],
 ) -> BFloat16[Tensor, "rows heads latent_dim"]:
-    """Queries that can be compared with latents. `nope_dim` is even."""
+    """Queries that can be compared with latents."""
     rows, heads, dim = q_nope.shape
     rank, rope_dim = w_uk.shape[2], q_pe.shape[2]
     q_nope, q_pe = (q if q.stride(2) == 1 else q.contiguous() for q in (q_nope, q_pe))
@@ -76,24 +86,40 @@ def _absorb_heads(
     rows, heads, out
 ):  # fmt: skip  # pragma: no cover
     """The heads whose turn it is: their weights' rows are added, as values are."""
-    latent_dim = rank + pe_dim
-    tiles, sums, room = take_tiles(True), aligned(rows * OUTPUTS), aligned((dim + 1) // 2 * OUTPUTS)
-    places = multiples(dim + 1, w_row)
-    of_places, of_sums, paired = pointer(places), pointer(sums), room.ctypes.data
-    for head in range(worker, heads, workers):
-        for d in range(0, rank, OUTPUTS):
-            some = min(OUTPUTS, rank - d)
-            pair_values(w + 2 * head * w_head, of_places, 0, d, some, dim, paired)
-            add_by_tiles(
-                tiles, True, paired, 4 * OUTPUTS, 2 * OUTPUTS, q + 2 * head * q_head, 2 * q_row,
-                dim // 2, sums.ctypes.data, rows, 0
+    latent_dim, steps = rank + pe_dim, steps_of(rank)
+    tiles, sums, room = take_tiles(True), aligned(steps * ROWS * STEP), aligned(steps * TILE * ROWS)
+    weights, all_runs = aligned(2 * ROWS * TILE), np.empty(2 * RUNS, np.int64)
+    places = multiples(dim, w_row)
+    of_places, of_sums, paired, runs = (
+        pointer(places), pointer(sums), pointer(weights), pointer(all_runs)
+    )  # fmt: skip
+    for job in range(worker, heads * ((rows + ROWS - 1) // ROWS), workers):
+        row, head = job // heads * ROWS, job % heads
+        count = min(ROWS, rows - row)
+        for t in range(0, dim, TILE):
+            tile = min(TILE, dim - t)
+            find_runs(
+                w + 2 * head * w_head, of_places, t, t, tile, rank, w_row, dim, room.ctypes.data,
+                runs
             )  # fmt: skip
-            for row in range(rows):
-                into = out + 2 * ((row * heads + head) * latent_dim + d)
-                _write(of_sums, row * OUTPUTS, into, some)
-        for row in range(rows):
-            rotated = pe + 2 * (row * pe_row + head * pe_head)
-            into = out + 2 * ((row * heads + head) * latent_dim + rank)
+            for g in range(count):
+                given = pointer(halves(q + 2 * ((row + g) * q_row + head * q_head + t), tile))
+                for d in range(0, tile, LANES):
+                    numbers = load_up_to(given, d, tile - d)
+                    store_in_pairs(numbers, paired, g * TILE + d, ROWS * TILE)
+            multiply_rows(
+                tiles, t == 0, all_runs.ctypes.data, tile, weights.ctypes.data, 4 * TILE,
+                4 * ROWS * TILE, count, steps, sums.ctypes.data, 0
+            )  # fmt: skip
+        for step in range(steps):
+            for g in range(count):
+                place = (step * ROWS + g) * STEP
+                side_by_side(sums.ctypes.data + 4 * place)
+                into = out + 2 * (((row + g) * heads + head) * latent_dim + step * STEP)
+                _write(of_sums, place, into, min(STEP, rank - step * STEP))
+        for g in range(row, row + count):
+            rotated = pe + 2 * (g * pe_row + head * pe_head)
+            into = out + 2 * ((g * heads + head) * latent_dim + rank)
             copy_bytes(rotated, into, 2 * pe_dim)
     release_tiles(tiles)
 

@@ -151,25 +151,3 @@ def _rounded(builder: Any, one: Any, other: Any) -> Any:
     halves = (narrow(builder, part, types.uint16) for part in (one, other))
     lanes = ir.Constant(ir.VectorType(INT32, 2 * LANES), [*range(2 * LANES)])
     return builder.bitcast(builder.shuffle_vector(*halves, lanes), _PAIRS)
-
-
-@intrinsic
-@no_type_check
-def store_side_by_side(typing_context, one, other, to):
-    """Writes `2 * LANES` numbers of 16 bits of either, each next to that of the other.
-
-    All are addresses.
-    """
-
-    def code(context, builder, signature, args):
-        raw = ir.VectorType(ir.IntType(16), 2 * LANES)
-        halves = ir.VectorType(ir.IntType(16), 4 * LANES)
-        places = [builder.inttoptr(arg, raw.as_pointer()) for arg in args[:2]]
-        order = [n for lane in range(2 * LANES) for n in (lane, 2 * LANES + lane)]
-        mask = ir.Constant(ir.VectorType(INT32, 4 * LANES), order)
-        one, other = (builder.load(place, align=2) for place in places)
-        joined = builder.shuffle_vector(one, other, mask)
-        builder.store(joined, builder.inttoptr(args[2], halves.as_pointer()), align=4)
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 3), code

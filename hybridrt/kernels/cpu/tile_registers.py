@@ -45,6 +45,8 @@ RUNS = 4
 
 SUM_BYTES = 4 * OUTPUTS  # of a vector
 
+_REGISTER = 4 * ROWS * ROWS  # bytes
+
 SUMS, VECTORS, WEIGHTS = (0, 1, 2, 3), (4, 5), 6  # which register holds what
 
 _FEATURES = binding.get_host_cpu_features()
@@ -227,65 +229,75 @@ def _write_runs(b, anew, runs, blocks, count, steps, sums):
 
 @intrinsic
 @no_type_check
-def dot_rows(typing_context, runs, count, vectors, vector_bytes, apart, steps, sums):
-    """See `multiply_rows`, which has registers sized before."""
+def dot_rows(
+    typing_context, anew, runs, count, vectors, vector_bytes, apart, steps, sums, later, lines
+):  # fmt: skip
+    """See `multiply_rows`, which has registers sized before.
+
+    With each register of rows so many `lines` are read into the second cache, which are needed
+    later: of rows that lie as `later` says in the way of `runs`.
+    """
 
     def code(context, builder, signature, args):
         if HAS_TILES:
             _write_rows(builder, *args)
         return context.get_dummy_value()
 
-    return types.none(*[types.int64] * 7), code
+    return types.none(types.boolean, *[types.int64] * 9), code
 
 
 @no_type_check
-def _write_rows(b, runs, count, vectors, vector_bytes, apart, steps, sums):
-    """Two steps of outputs at a time, for which vectors are read once, and the last one alone."""
-    pairs = b.udiv(steps, _LONG(2))
-    with for_range(b, pairs) as loop:
-        _write_steps(b, 2, b.mul(loop.index, _LONG(2)), runs, count, vectors, vector_bytes, apart, sums)
-    with for_range(b, b.sub(steps, b.mul(pairs, _LONG(2)))):
-        _write_steps(b, 1, b.sub(steps, _LONG(1)), runs, count, vectors, vector_bytes, apart, sums)
+def _write_rows(b, anew, runs, count, vectors, vector_bytes, apart, steps, sums, later, lines):
+    """Two steps at a time, for which vectors are read once, and the last one alone."""
 
-
-@no_type_check
-def _write_steps(b, width, first, runs, count, vectors, vector_bytes, apart, sums):
-    own_sums = b.add(sums, b.mul(first, _LONG(8 * ROWS * ROWS)))
-    places = {
-        SUMS[2 * step + half]: b.add(own_sums, _LONG(8 * ROWS * ROWS * step + 4 * ROWS * half))
-        for step in range(width)
-        for half in range(2)
-    }
-    with in_registers(b, None, places, 8 * ROWS), for_range(b, count) as loop:
-        own_run = b.add(runs, b.mul(loop.index, _LONG(16)))
-        begin, row_bytes = (
-            b.load(b.inttoptr(b.add(own_run, _LONG(8 * part)), _LONG.as_pointer())) for part in range(2)
-        )
-        own = b.add(vectors, b.mul(loop.index, _LONG(4 * ROWS)))
-        for half, tile in enumerate(VECTORS):
-            load_tile(b, tile, b.add(own, b.mul(apart, _LONG(half))), vector_bytes)
-        for step in range(width):
-            place = b.add(begin, b.mul(b.add(first, _LONG(step)), _LONG(4 * ROWS)))
-            load_tile(b, WEIGHTS, place, row_bytes)
+    def write_steps(first, width):
+        own_sums = b.add(sums, b.mul(first, _LONG(2 * _REGISTER)))
+        places = {
+            SUMS[2 * step + half]: b.add(own_sums, _LONG(2 * _REGISTER * step + 4 * ROWS * half))
+            for step in range(width)
+            for half in range(2)
+        }
+        with in_registers(b, anew, places, 8 * ROWS), for_range(b, count) as run:
+            begin, row_bytes = _run(b, runs, run.index)
+            later_begin, later_bytes = _run(b, later, run.index)
+            own = b.add(vectors, b.mul(run.index, _LONG(4 * ROWS)))
             for half, tile in enumerate(VECTORS):
-                multiply(b, "tdpbf16ps", SUMS[2 * step + half], tile, WEIGHTS)
+                load_tile(b, tile, b.add(own, b.mul(apart, _LONG(half))), vector_bytes)
+            for step in range(width):
+                skipped = b.mul(b.add(first, _LONG(step)), _LONG(4 * ROWS))
+                load_tile(b, WEIGHTS, b.add(begin, skipped), row_bytes)
+                for half, tile in enumerate(VECTORS):
+                    multiply(b, "tdpbf16ps", SUMS[2 * step + half], tile, WEIGHTS)
+                with for_range(b, lines) as line:
+                    row = b.mul(line.index, later_bytes)
+                    begin_to_read(b, offset(b, later_begin, row, skipped), 2)
+
+    pairs = b.udiv(steps, _LONG(2))
+    with for_range(b, pairs) as pair:
+        write_steps(b.mul(pair.index, _LONG(2)), 2)
+    with for_range(b, b.urem(steps, _LONG(2))):
+        write_steps(b.mul(pairs, _LONG(2)), 1)
+
+
+@no_type_check
+def _run(b, runs, index):
+    """Where a run's rows begin, and the bytes from one to the next."""
+    place = b.add(runs, b.mul(index, _LONG(16)))
+    numbers = (b.inttoptr(b.add(place, _LONG(8 * part)), _LONG.as_pointer()) for part in range(2))
+    return tuple(map(b.load, numbers))
 
 
 @contextmanager
 @no_type_check
 def in_registers(b, anew, places, row_bytes):
     """Has registers begin with the sums in their places, or `anew`; at the end puts them there."""
-    if anew is None:
-        for tile, place in places.items():
-            load_tile(b, tile, place, _LONG(row_bytes))
-    else:
-        with b.if_else(anew) as (begins, goes_on):
-            with begins:
-                for tile in places:
-                    _amx(b, "tilezero", _register(tile))
-            with goes_on:
-                for tile, place in places.items():
-                    load_tile(b, tile, place, _LONG(row_bytes))
+    with b.if_else(anew) as (begins, goes_on):
+        with begins:
+            for tile in places:
+                _amx(b, "tilezero", _register(tile))
+        with goes_on:
+            for tile, place in places.items():
+                load_tile(b, tile, place, _LONG(row_bytes))
     yield
     for tile, place in places.items():
         _amx(b, "tilestored64", _register(tile), _pointer(b, place), _LONG(row_bytes))

@@ -138,21 +138,27 @@ def multiply_runs(tiles, anew, runs, blocks, count, steps, sums):  # pragma: no 
 @inner
 @no_type_check
 def multiply_rows(
-    tiles, runs, count, vectors, vector_bytes, apart, steps, sums
+    tiles, anew, runs, count, vectors, vector_bytes, apart, results, steps, sums, later
 ):  # fmt: skip  # pragma: no cover
     """Adds weighted rows, where they stand, to `sums: float32[steps, ROWS, 2, ROWS]`.
 
     At `runs` stand an address of `ROWS` rows and the bytes from one to the next, for each run of
     the `count` rows. A row is `[steps * ROWS, 2]` numbers, of which pairs can't be multiplied with
-    one weight each. So there are two kinds of `ROWS` vectors of weights, `apart` from each other:
-    in one each stands before a zero, and finds the first numbers of pairs, in the other behind it.
-    All but `count` and `steps` are addresses and bytes.
+    one weight each. So there are two kinds of vectors of weights, `apart` from each other: in one
+    each stands before a zero, and finds the first numbers of pairs, in the other behind it. So many
+    `results` there are, up to `ROWS`; `anew` writes their sums, whatever stood there. At `later`
+    stand runs that are needed next, or it is 0. All but `count`, `results` and `steps` are
+    addresses and bytes.
     """
     whole, rest = count // ROWS, count % ROWS
+    lines, coming = (0, runs) if later == 0 else (ROWS, later)
     if whole > 0:
-        hold(tiles, ROWS, ROWS)
-        dot_rows(runs, whole, vectors, vector_bytes, apart, steps, sums)
+        hold(tiles, results, ROWS)
+        dot_rows(anew, runs, whole, vectors, vector_bytes, apart, steps, sums, coming, lines)
     if rest > 0:
-        hold(tiles, ROWS, rest)
-        last, own = runs + 16 * whole, vectors + 4 * ROWS * whole
-        dot_rows(last, 1, own, vector_bytes, apart, steps, sums)
+        hold(tiles, results, rest)
+        skipped, own = 16 * whole, vectors + 4 * ROWS * whole
+        dot_rows(
+            anew and whole == 0, runs + skipped, 1, own, vector_bytes, apart, steps, sums,
+            coming + skipped, lines
+        )  # fmt: skip
