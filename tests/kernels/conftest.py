@@ -1,5 +1,9 @@
 """Every kernel test once per device, CUDA among them where it is asked for."""
 
+import ctypes
+import os
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -9,6 +13,24 @@ from hybridrt.kernels.backend import (
     choose_attention_backend,
     choose_state_backend,
 )
+
+_SET_OPTION = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
+_PERTURB = -6  # of glibc's `mallopt`
+_GIVEN_BACK = 0x80
+
+
+@pytest.fixture(autouse=True)
+def memory_is_written_over() -> Iterator[None]:
+    """A kernel that reads what it hasn't written, or has given back, gets nonsense.
+
+    Of all but the smallest pieces, bytes that are given back become `_GIVEN_BACK`, and those that
+    are new have the other bits: floats of 3e38, and integers that are no place in anything.
+    """
+    if _SET_OPTION is not None:
+        _SET_OPTION(_PERTURB, _GIVEN_BACK)
+    yield
+    if _SET_OPTION is not None:
+        _SET_OPTION(_PERTURB, 0)
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

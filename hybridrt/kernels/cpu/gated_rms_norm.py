@@ -66,8 +66,8 @@ def _norm(
     size
 ):  # fmt: skip  # pragma: no cover
     values = aligned((size + LANES - 1) // LANES * LANES)
-    of_values = pointer(values)
     for g in range(groups):
+        of_values = pointer(values)  # here, as an array is given back after it was named last
         given = pointer(halves(x + 2 * (t * x_stride + g * x_group), size))
         gate = pointer(halves(z + 2 * (t * z_stride + g * z_group), size))
         result = pointer(halves(out + 2 * (t * groups + g) * size, size))

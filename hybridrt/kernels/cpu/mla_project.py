@@ -122,8 +122,9 @@ def _expand_some(latent, w, head, begin, row_stride, v_dim, out, row, count):  #
     for g in range(count):
         for c in range(rank):
             queries[g * width + c] = latent[row + g, head, c]
-    found, into = pointer(values), pointer(out)
     for first in range(0, v_dim, TILE):
+        # Here, as an array is given back after it was named last.
+        found, into = pointer(values), pointer(out)
         size = min(TILE, v_dim - first)
         for v in range((size + 3) // 4 * 4):
             places[v] = begin + (first + min(v, size - 1)) * row_stride

@@ -90,18 +90,15 @@ def _absorb_heads(
     tiles, sums, room = take_tiles(True), aligned(steps * ROWS * STEP), aligned(steps * TILE * ROWS)
     weights, all_runs = aligned(2 * ROWS * TILE), np.empty(2 * RUNS, np.int64)
     places = multiples(dim, w_row)
-    of_places, of_sums, paired, runs = (
-        pointer(places), pointer(sums), pointer(weights), pointer(all_runs)
-    )  # fmt: skip
     for job in range(worker, heads * ((rows + ROWS - 1) // ROWS), workers):
         row, head = job // heads * ROWS, job % heads
-        count = min(ROWS, rows - row)
+        count, own = min(ROWS, rows - row), w + 2 * head * w_head
+        # Pointers are taken here, as an array is given back after it was named last.
+        of_places, runs = pointer(places), pointer(all_runs)
+        paired, of_sums = pointer(weights), pointer(sums)
         for t in range(0, dim, TILE):
-            tile = min(TILE, dim - t)
-            find_runs(
-                w + 2 * head * w_head, of_places, t, t, tile, rank, w_row, dim, room.ctypes.data,
-                runs
-            )  # fmt: skip
+            tile, copies = min(TILE, dim - t), room.ctypes.data
+            find_runs(own, of_places, t, t, tile, rank, w_row, dim, copies, runs)
             for g in range(count):
                 given = pointer(halves(q + 2 * ((row + g) * q_row + head * q_head + t), tile))
                 for d in range(0, tile, LANES):
@@ -145,11 +142,12 @@ def _expand_heads(
     """The heads whose turn it is: latents are multiplied with weights' rows, as with keys."""
     tiles, rooms, scores = take_tiles(True), rooms_of(rank, 0, 0), aligned(ROWS * TILE)
     places, steps = multiples(v_dim + 1, w_row), steps_of(rank)
-    of_places, runs, found = pointer(places), pointer(rooms.runs), pointer(rooms.found)
-    keys, values = rooms.keys.ctypes.data, pointer(scores)
+    runs, found, keys = pointer(rooms.runs), pointer(rooms.found), rooms.keys.ctypes.data
     for job in range(worker, heads * ((rows + ROWS - 1) // ROWS), workers):
         row, head = job // heads * ROWS, job % heads
         count = min(ROWS, rows - row)
+        # Here, as an array is given back after it was named last.
+        of_places, values = pointer(places), pointer(scores)
         pack_queries(latent, (row * heads + head) * rank, heads * rank, count, rank, 0, rooms)
         for v in range(0, v_dim, TILE):
             some, own = min(TILE, v_dim - v), w + 2 * head * w_head

@@ -204,9 +204,8 @@ def begin_sums(sums, bias, n, size, tokens):  # pragma: no cover
     added = np.zeros(OUTPUTS, np.float32)
     for i in range(size):
         added[i] = widen(halves(bias + 2 * n * OUTPUTS, size)[i])
-    begins = pointer(added)
     for r in range(0, OUTPUTS, LANES):
-        begin = load(begins, r)
+        begin = load(pointer(added), r)  # here, as an array is given back after it was named last
         for t in range(tokens):
             store(begin, totals, t * OUTPUTS + r)
 
