@@ -104,7 +104,7 @@ def pack_queries(q, query, step, heads, size, more, rooms):  # pragma: no cover
 
 @inner
 @no_type_check
-def _begin_runs(keys, places, begin, count, token, runs):  # pragma: no cover
+def begin_runs(keys, places, begin, count, token, runs):  # pragma: no cover
     """Where the `count` keys from `begin` on stand; behind the last ones these stand again."""
     for run in range(RUNS):
         t = min(run * ROWS, (count - 1) // ROWS * ROWS)
@@ -121,7 +121,7 @@ def find_runs(
     `keys` is an address. `first` is the first token's place in its page, or in one before.
     """
     width = steps_of(size) * STEP
-    _begin_runs(keys, places, begin, count, token, runs)
+    begin_runs(keys, places, begin, count, token, runs)
     for run in range(RUNS):
         t = min(run * ROWS, (count - 1) // ROWS * ROWS)
         if size == width and (first + t) % block_size + ROWS <= block_size:
@@ -213,9 +213,9 @@ def attend_by_tiles(
             find_runs(at_v, v_places, t, first, tile, sizes.v, sizes.v_token, block, values, runs)
         left, later = job.tokens - t - TILE, at_runs + 8 * 4 * RUNS
         if left > 0:
-            _begin_runs(at_k, k_places, t + TILE, left, sizes.k_token, later_runs)
+            begin_runs(at_k, k_places, t + TILE, left, sizes.k_token, later_runs)
         elif following.tokens > 0:
-            _begin_runs(at_k, coming_places, 0, following.tokens, sizes.k_token, later_runs)
+            begin_runs(at_k, coming_places, 0, following.tokens, sizes.k_token, later_runs)
         else:
             later = 0
         multiply_rows(

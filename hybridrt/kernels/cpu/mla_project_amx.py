@@ -8,6 +8,7 @@ from torch import Tensor
 
 from hybridrt.kernels.cpu.attend_amx import (
     STEP,
+    begin_runs,
     by_head,
     find_runs,
     pack_queries,
@@ -85,16 +86,20 @@ def _absorb_heads(
     worker, workers, q, q_row, q_head, dim, pe, pe_row, pe_head, pe_dim, w, w_head, w_row, rank,
     rows, heads, out
 ):  # fmt: skip  # pragma: no cover
-    """The heads whose turn it is: their weights' rows are added, as values are."""
+    """The heads whose turn it is: their weights' rows are added, as values are.
+
+    Meanwhile the rows that come next are read.
+    """
     latent_dim, steps = rank + pe_dim, steps_of(rank)
     tiles, sums, room = take_tiles(True), aligned(steps * ROWS * STEP), aligned(steps * TILE * ROWS)
-    weights, all_runs = aligned(2 * ROWS * TILE), np.empty(2 * RUNS, np.int64)
-    places = multiples(dim, w_row)
-    for job in range(worker, heads * ((rows + ROWS - 1) // ROWS), workers):
+    weights, places = aligned(2 * ROWS * TILE), multiples(dim, w_row)
+    all_runs, later_runs = np.empty(2 * RUNS, np.int64), np.empty(2 * RUNS, np.int64)
+    jobs = heads * ((rows + ROWS - 1) // ROWS)
+    for job in range(worker, jobs, workers):
         row, head = job // heads * ROWS, job % heads
         count, own = min(ROWS, rows - row), w + 2 * head * w_head
         # Pointers are taken here, as an array is given back after it was named last.
-        of_places, runs = pointer(places), pointer(all_runs)
+        of_places, runs, coming = pointer(places), pointer(all_runs), pointer(later_runs)
         paired, of_sums = pointer(weights), pointer(sums)
         for t in range(0, dim, TILE):
             tile, copies = min(TILE, dim - t), room.ctypes.data
@@ -104,9 +109,17 @@ def _absorb_heads(
                 for d in range(0, tile, LANES):
                     numbers = load_up_to(given, d, tile - d)
                     store_in_pairs(numbers, paired, g * TILE + d, ROWS * TILE)
+            later = later_runs.ctypes.data
+            if t + TILE < dim:
+                begin_runs(own, of_places, t + TILE, dim - t - TILE, w_row, coming)
+            elif job + workers < jobs:
+                then = w + 2 * ((job + workers) % heads) * w_head
+                begin_runs(then, of_places, 0, dim, w_row, coming)
+            else:
+                later = 0
             multiply_rows(
                 tiles, t == 0, all_runs.ctypes.data, tile, weights.ctypes.data, 4 * TILE,
-                4 * ROWS * TILE, count, steps, sums.ctypes.data, 0
+                4 * ROWS * TILE, count, steps, sums.ctypes.data, later
             )  # fmt: skip
         for step in range(steps):
             for g in range(count):
