@@ -19,7 +19,6 @@ FOLDER = Path(kernels.__path__[0])
 OF_NOBODY = {"elements", "halves", "singles", "words", "octets"}
 """These make arrays of an address, of which nobody owns the numbers."""
 
-
 THE_SAME = {"as_halves", "as_singles", "as_words"}
 """These take an array's memory for other numbers."""
 
