@@ -45,7 +45,7 @@ RUNS = 4
 
 SUM_BYTES = 4 * OUTPUTS  # of a vector
 
-_REGISTER = 4 * ROWS * ROWS  # bytes
+REGISTER_BYTES = 4 * ROWS * ROWS
 
 SUMS, VECTORS, WEIGHTS = (0, 1, 2, 3), (4, 5), 6  # which register holds what
 
@@ -251,9 +251,11 @@ def _write_rows(b, anew, runs, count, vectors, vector_bytes, apart, steps, sums,
     """Two steps at a time, for which vectors are read once, and the last one alone."""
 
     def write_steps(first, width):
-        own_sums = b.add(sums, b.mul(first, _LONG(2 * _REGISTER)))
+        own_sums = b.add(sums, b.mul(first, _LONG(2 * REGISTER_BYTES)))
         places = {
-            SUMS[2 * step + half]: b.add(own_sums, _LONG(2 * _REGISTER * step + 4 * ROWS * half))
+            SUMS[2 * step + half]: b.add(
+                own_sums, _LONG(2 * REGISTER_BYTES * step + 4 * ROWS * half)
+            )
             for step in range(width)
             for half in range(2)
         }

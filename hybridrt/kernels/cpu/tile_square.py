@@ -17,6 +17,7 @@ from hybridrt.kernels.cpu.jit import inner
 from hybridrt.kernels.cpu.streams import end_streams, stream, streams
 from hybridrt.kernels.cpu.tile_registers import (
     HAS_TILES,
+    REGISTER_BYTES,
     ROWS,
     SUMS,
     VECTORS,
@@ -41,7 +42,7 @@ STEP = 2 * ROWS
 AHEAD = 2048
 """Bytes from what is multiplied to what is read, beyond which more begins to be read."""
 
-_ROW, _REGISTER = 4 * ROWS, 4 * ROWS * ROWS  # bytes
+_ROW = 4 * ROWS  # bytes
 _LINE = 64
 _LONG = ir.IntType(64)
 
@@ -65,7 +66,7 @@ def _dot(typing_context, anew, weights, first, second, vector_bytes, steps, sums
 
 @no_type_check
 def _write_dot(b, anew, weights, first, second, vector_bytes, steps, sums, ahead):
-    places = {total: b.add(sums, _LONG(_REGISTER * total)) for total in SUMS}
+    places = {total: b.add(sums, _LONG(REGISTER_BYTES * total)) for total in SUMS}
     with in_registers(b, anew, places, _ROW), for_range(b, steps) as loop:
         inputs = b.mul(loop.index, _LONG(2 * STEP))
         own = b.mul(loop.index, _LONG(2 * STEP * PANEL))

@@ -145,10 +145,10 @@ def multiply_rows(
     At `runs` stand an address of `ROWS` rows and the bytes from one to the next, for each run of
     the `count` rows. A row is `[steps * ROWS, 2]` numbers, of which pairs can't be multiplied with
     one weight each. So there are two kinds of vectors of weights, `apart` from each other: in one
-    each stands before a zero, and finds the first numbers of pairs, in the other behind it. So many
-    `results` there are, up to `ROWS`; `anew` writes their sums, whatever stood there. At `later`
-    stand runs that are needed next, or it is 0. All but `count`, `results` and `steps` are
-    addresses and bytes.
+    each stands before a zero, and finds the first numbers of pairs, in the other behind it. An
+    infinite number makes its neighbour's sum NaN, too. So many `results` there are, up to `ROWS`;
+    `anew` writes their sums, whatever stood there. At `later` stand runs that are needed next, or
+    it is 0. All but `count`, `results` and `steps` are addresses and bytes.
     """
     whole, rest = count // ROWS, count % ROWS
     lines, coming = (0, runs) if later == 0 else (ROWS, later)
