@@ -12,10 +12,10 @@ Of models with random weights in bfloat16, made by transformers (`models.py`):
 beside the floor: what the machine allows, by the bytes that must be read and the operations of
 products, at a bandwidth and a rate that are measured in turns with the sides, since a machine's
 memory may be twice as fast a minute later. Every runtime is a process
-of its own with as many threads; runs take turns, the first of each is to warm up, and medians
-count. A side that takes longer than `--patience` seconds for one run runs once. Each EXE
-is the Python of an environment that has vLLM for CPUs, or llama-cpp-python. llama.cpp reads the
-weights from a GGUF file, so it is measured only if its logits are the model's.
+of its own with as many threads; runs take turns, with a rest before each, the first of each is to
+warm up, and medians count. A side that takes longer than `--patience` seconds for one run runs
+once. Each EXE is the Python of an environment that has vLLM for CPUs, or llama-cpp-python.
+llama.cpp reads the weights from a GGUF file, so it is measured only if its logits are the model's.
 
 `--out` takes the rows into the table (.md) and the numbers (.json) that are there; rows that were
 not measured again stay, so that parts can be run one after the other.
@@ -27,9 +27,10 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -43,12 +44,16 @@ from sides import Remote, SideFailedError, start
 
 from hybridrt.measure.floor import Work
 from hybridrt.measure.machine import Limits
-from hybridrt.measure.timing import Spread, take_turns
+from hybridrt.measure.timing import Side, Spread, take_turns
 from hybridrt.measure.work import between_tokens, to_first_token
 
 TOKENS = {"prefill": (128, 512, 2048), "decode": (128, 4096)}
 BATCHES = (1, 8, 32)
 STEPS = 16
+REST = 0.3
+"""Seconds before each run, in which threads of the process before it stop waiting for more work in
+a loop: 0.2 s by default of Intel's OpenMP. Meanwhile they would take time from the next side."""
+
 AGREEING = 100  # tokens behind which logits are compared
 COMMAND = "python benchmarks/compare.py --vllm EXE --llama-cpp EXE --out benchmarks/results/{file}"
 
@@ -133,13 +138,19 @@ def measure_row(row: Row, sides: dict[str, Remote], args: argparse.Namespace) ->
             else between_tokens(working, VOCAB, row["batch"], row["tokens"], STEPS)
         )
         try:
-            spreads = take_turns(runs | here.sides, args.repeats, args.patience)
+            rested = {name: partial(_rested, run) for name, run in (runs | here.sides).items()}
+            spreads = take_turns(rested, args.repeats, args.patience)
         except SideFailedError as error:
             found[error.side] = {"error": str(error)}
             del working[error.side]
             continue
         found |= asdict(here.limits(spreads))
         return found | {n: _with_note(spread, sides[n].note) for n, spread in spreads.items()}
+
+
+def _rested(run: Side) -> Sequence[float]:
+    time.sleep(REST)
+    return run()
 
 
 def _with_note(spread: Spread, note: str | None) -> Row:

@@ -22,8 +22,7 @@ from hybridrt.kernels.cpu.vector_math import mul, splat
 from hybridrt.kernels.cpu.vectors import LANES, load, load_up_to, pointer, store
 
 STEP = 32
-"""Tokens, of which first keys are read and then values: all stay in the nearest cache. By pairs a
-whole tile is as fast, and has fewer beginnings and ends."""
+"""Tokens, of which first keys are read and then values: all stay in the nearest cache."""
 
 TOGETHER = 8
 """Tokens whose keys all heads use one after the other."""
@@ -165,14 +164,13 @@ def attend_by_pairs(
     scores, at_scores = pointer(softmax.scores), softmax.scores.ctypes.data
     tops, totals, kept = pointer(softmax.tops), pointer(softmax.totals), pointer(softmax.kept)
     at_kept, group = softmax.kept.ctypes.data, job.heads // job.kv_heads
-    step = TILE if by_pairs else STEP
-    for begin in range(0, job.tokens, step):
-        tile = min(step, job.tokens - begin)
+    for begin in range(0, job.tokens, STEP):
+        tile = min(STEP, job.tokens - begin)
         for n in range(job.kv_heads):
             # Meanwhile what is used next is read: the next head's tokens, and behind the last
             # one's the first one's next ones. Where values are keys they are asked for twice: what
             # comes too fast the processor drops.
-            ahead, leap = (0, 2) if n + 1 < job.kv_heads else (step, -2 * n)
+            ahead, leap = (0, 2) if n + 1 < job.kv_heads else (STEP, -2 * n)
             head = n * group
             score_tile(
                 by_pairs, group, q + 4 * width * head, 4 * width, at_k + 2 * sizes.k_head * n,

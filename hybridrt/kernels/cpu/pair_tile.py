@@ -24,7 +24,7 @@ from numba.extending import intrinsic
 from hybridrt.kernels.cpu.attend_tile import TILE
 from hybridrt.kernels.cpu.packed_dot import LINE
 from hybridrt.kernels.cpu.pair_order import PAIRS, add_lanes
-from hybridrt.kernels.cpu.pairs import add_product, as_singles, next_to_each_other
+from hybridrt.kernels.cpu.pairs import BY_PAIRS, add_product, as_singles, next_to_each_other
 from hybridrt.kernels.cpu.vectors import (
     INT32,
     LANES,
@@ -38,6 +38,10 @@ TOKENS = (16, 8, 8, 4, 4, 4)
 """At once, by the number of heads less one: as many sums as there are registers for."""
 
 MOST_HEADS = len(TOKENS)
+
+NEARNESS = 3 if BY_PAIRS else 2
+"""Of the cache into which what comes is read. Of AMD's processors the nearest one: what lies in the
+second has to come from there among all that is on its way from memory."""
 
 _LONG, _HALF = ir.IntType(64), ir.IntType(16)
 _FLOAT = ir.FloatType()
@@ -189,7 +193,7 @@ class Tile(ABC):
         later = b.add(keys, leap)
         loaded = {}
         for t in sorted({t for _, t in totals}):
-            begin_to_read(b, self._place(later, places, b.add(ahead, _LONG(t))), 2)
+            begin_to_read(b, self._place(later, places, b.add(ahead, _LONG(t))), NEARNESS)
             loaded[t] = self._line(self._place(keys, places, _LONG(t)), numbers)
         offset = b.mul(line, _LONG(self.query_line))
         self._add_products(totals, [b.add(query, offset) for query in queries], loaded)
@@ -200,7 +204,7 @@ class Tile(ABC):
         value = self._place(values, places, token)
         coming = self._place(b.add(values, leap), places, b.add(token, ahead))
         for line in range(lines):
-            begin_to_read(b, b.add(coming, _LONG(LINE * line)), 2)
+            begin_to_read(b, b.add(coming, _LONG(LINE * line)), NEARNESS)
             loaded.append(self._line(b.add(value, _LONG(LINE * line)), numbers))
         return loaded
 
