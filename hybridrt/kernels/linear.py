@@ -143,6 +143,7 @@ def linear(
             return weight.multiply(x, *of_blocks, bias, weight.outputs)
         weight = weight.packed if weight.packed.is_mkldnn else weight.plain()
     if weight.is_mkldnn:
+        bias = None if bias is None else bias.contiguous()  # it would read over gaps
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     if triton_takes(x):
         from hybridrt.kernels.triton import few_rows, one_row

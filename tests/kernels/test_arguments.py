@@ -146,10 +146,11 @@ def test_a_product_with_a_packed_weight(
     bits: Any,
     dtype: torch.dtype,
 ) -> None:
-    layer = Linear(256, 384)
-    layer.weight.data = _normal(384, 256, dtype=dtype)
+    outputs = 1024  # so that float32 is packed, too
+    layer = Linear(256, outputs)
+    layer.weight.data = _normal(outputs, 256, dtype=dtype)
     layer.pack(bits)
-    x, bias = _normal(tokens, 256, dtype=dtype), _normal(384, seed=1, dtype=dtype)
+    x, bias = _normal(tokens, 256, dtype=dtype), _normal(outputs, seed=1, dtype=dtype)
     with torch.inference_mode():
 
         def run(x: Tensor, bias: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from hybridrt.kernels.cpu.vectors import (
     HAS_REGISTERS,
     INT32,
     LANES,
+    ONCE,
     all_lanes,
     begin_to_read,
     call,
@@ -230,7 +231,7 @@ class _Dot:
     def _begin_to_read(self, ahead, turn, lines):
         first = self.builder.add(ahead, self._times(turn, LINE * lines))
         for line in range(lines):
-            begin_to_read(self.builder, self.builder.add(first, _LONG(LINE * line)))
+            begin_to_read(self.builder, self.builder.add(first, _LONG(LINE * line)), ONCE)
 
     def _at(self, address, offset, kind):
         return self.builder.inttoptr(self.builder.add(address, _LONG(offset)), kind.as_pointer())

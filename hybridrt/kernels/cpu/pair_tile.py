@@ -24,10 +24,12 @@ from numba.extending import intrinsic
 from hybridrt.kernels.cpu.attend_tile import TILE
 from hybridrt.kernels.cpu.packed_dot import LINE
 from hybridrt.kernels.cpu.pair_order import PAIRS, add_lanes
-from hybridrt.kernels.cpu.pairs import BY_PAIRS, add_product, as_singles, next_to_each_other
+from hybridrt.kernels.cpu.pairs import add_product, as_singles, next_to_each_other
 from hybridrt.kernels.cpu.vectors import (
     INT32,
+    IS_ZEN,
     LANES,
+    ONCE,
     all_lanes,
     begin_to_read,
     call,
@@ -39,8 +41,8 @@ TOKENS = (16, 8, 8, 4, 4, 4)
 
 MOST_HEADS = len(TOKENS)
 
-NEARNESS = 3 if BY_PAIRS else 2
-"""Of the cache into which what comes is read. Of AMD's processors the nearest one: what lies in the
+NEARNESS = ONCE if IS_ZEN else 2
+"""How near what comes is brought. On AMD's processors into the nearest cache: what lies in the
 second has to come from there among all that is on its way from memory."""
 
 _LONG, _HALF = ir.IntType(64), ir.IntType(16)

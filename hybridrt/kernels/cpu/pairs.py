@@ -5,13 +5,14 @@ Where the processor has AVX512-BF16 that is one instruction each, elsewhere a fe
 
 from typing import Any, no_type_check
 
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
 from hybridrt.kernels.cpu.vectors import (
     FLOATS,
     INT32,
+    IS_ZEN,
     LANES,
     MULTIPLIES_PAIRS,
     all_lanes,
@@ -19,7 +20,7 @@ from hybridrt.kernels.cpu.vectors import (
     narrow,
 )
 
-BY_PAIRS = MULTIPLIES_PAIRS and binding.get_host_cpu_name().startswith("znver")
+BY_PAIRS = MULTIPLIES_PAIRS and IS_ZEN
 """Whether that is faster than to widen both numbers, as on AMD's processors. Intel's take twice as
 long for a pair as for two products of float32: 0.5 a cycle beside 2."""
 

@@ -22,6 +22,7 @@ from hybridrt.kernels.cpu.vectors import (
     HAS_REGISTERS,
     INT32,
     LANES,
+    ONCE,
     all_lanes,
     begin_to_read,
     call,
@@ -165,7 +166,7 @@ class _Group:
         with for_range(b, groups) as loop:
             for line in range(0, 2 * BLOCK, LINE):
                 at = b.add(self._times(loop.index, 2 * BLOCK), _LONG(SCALES_AHEAD + line))
-                begin_to_read(b, b.add(scales, at))
+                begin_to_read(b, b.add(scales, at), ONCE)
             of_group = self._times(loop.index, 8)
             for t, r in places:
                 start = self._load(starts[t], b.add(of_group, _LONG(4)), INT32, 4)
@@ -267,7 +268,7 @@ class _Group:
             size = 2 * self.pairs * BLOCK * self.bits // 8
             for line in range(0, size, LINE):
                 place = b.add(b.add(values, self.ahead), self._times(turn, size))
-                begin_to_read(b, b.add(place, _LONG(line)))
+                begin_to_read(b, b.add(place, _LONG(line)), ONCE)
                 if self.further:
                     begin_to_read(b, b.add(place, _LONG(self.further + line)), 2)
         of_turn = BLOCK * (2 if self.bits == 8 else 4)

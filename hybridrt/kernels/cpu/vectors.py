@@ -37,6 +37,14 @@ MULTIPLIES_PAIRS = HAS_REGISTERS and bool(_FEATURES.get("avx512bf16"))
 """Whether the processor rounds a register to bfloat16, and multiplies two registers of pairs of
 such numbers and adds both products of a pair, in one instruction each."""
 
+IS_ZEN = binding.get_host_cpu_name().startswith("znver")
+"""Whether it is one of AMD's processors, of the kinds since 2017."""
+
+ONCE = 0 if IS_ZEN else 3
+"""For `begin_to_read`: how near it brings what is used once. On AMD's processors past all caches
+but the nearest: in the others it would take the places of code and of what kernels hand on, which
+then come from memory. On others it wasn't measured."""
+
 binding.initialize_native_asmparser()  # for the instruction that `narrow` names
 
 INT32 = ir.IntType(32)
@@ -200,7 +208,8 @@ def store_some(typing_context, floats, to, place, count):
 
 @no_type_check
 def begin_to_read(builder, address, nearness=3):
-    """Has the line of memory at an address (a number) brought into a cache: 3 L1, 2 L2, 1 L3."""
+    """Has the line of memory at an address (a number) brought into a cache: 3 L1, 2 L2, 1 L3;
+    0 L1 alone."""
     line = builder.inttoptr(address, ir.IntType(8).as_pointer())
     how = [ir.Constant(INT32, number) for number in (0, nearness, 1)]  # to read; data
     call(builder, "llvm.prefetch.p0", ir.VoidType(), [line, *how])
