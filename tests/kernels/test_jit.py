@@ -11,6 +11,7 @@ from types import CodeType, FunctionType
 from typing import Any, NamedTuple, no_type_check
 
 import numba
+import numpy as np
 import pytest
 from numba.core.codegen import JITCodeLibrary
 from numba.core.dispatcher import Dispatcher
@@ -126,6 +127,29 @@ def test_parts_are_machine_code_in_kernels_alone(monkeypatch: pytest.MonkeyPatch
         quarter_of(22)
     names = {name.split(".")[-1] for name in compiled}
     assert "quarter_of" in names and names.isdisjoint({"_half", "_quarter"})
+
+
+@pytest.mark.parametrize("first", ["fused", "as written"])
+def test_a_part_has_the_mathematics_of_who_calls_it(first: str) -> None:
+    """Whoever was compiled first; `product + number` in one step keeps the product's last bits."""
+
+    @inner
+    @no_type_check
+    def add(product, number):
+        return product * product + number
+
+    @inner
+    @no_type_check
+    def through(product, number):
+        return add(product, number)
+
+    callers = {
+        name: numba.njit(fastmath=mathematics)(lambda product, number: through(product, number))
+        for name, mathematics in [("fused", {"contract"}), ("as written", False)]
+    }
+    numbers = np.float32(1 + 2**-12), np.float32(-1 - 2**-11)
+    found = {name: callers[name](*numbers) for name in sorted(callers, key=lambda n: n != first)}
+    assert found == {"fused": 2**-24, "as written": 0}
 
 
 @pytest.mark.parametrize("name", MODULES)

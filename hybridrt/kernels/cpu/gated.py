@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hybridrt.kernels.cpu.bfloat16 import halves, narrow, widen
 from hybridrt.kernels.cpu.fast_exp import fast_exp
-from hybridrt.kernels.cpu.jit import inline, inlined, inner, inner_sums
+from hybridrt.kernels.cpu.jit import inline, inlined, inner_exact, inner_sums
 from hybridrt.kernels.cpu.share import parallel_kernel, share_each, threads_for
 from hybridrt.kernels.cpu.vector_math import add, div, exp, less_of, mul, splat
 from hybridrt.kernels.cpu.vectors import LANES, load_up_to, pointer, prefetch, store_up_to
@@ -67,7 +67,7 @@ def times_sigmoid(x, of):  # pragma: no cover
     return div(x, add(one, power))
 
 
-@inner
+@inner_exact  # so that `packed_gated` gives the same bits
 @no_type_check
 def _gate(row, gate, gate_stride, up, up_stride, out, size):  # pragma: no cover
     """A row. Meanwhile it begins to read the next one."""

@@ -21,7 +21,7 @@ from llvmlite import binding
 from numba.core import types
 from numba.extending import typeof_impl
 
-from hybridrt.kernels.cpu.parts import PartCompiler
+from hybridrt.kernels.cpu.parts import Part
 from hybridrt.kernels.tape import recording
 
 _OPTIONS: dict[str, Any] = {
@@ -159,26 +159,20 @@ plain_kernel: Decorator = partial(_compiles, error_model="numpy")
 inlined: Decorator = partial(numba.njit, **_OPTIONS, inline="always")
 """Compiles as a part of what calls it."""
 
-_WITHIN: dict[str, Any] = {
-    "no_cpython_wrapper": True,
-    "no_cfunc_wrapper": True,
-    "pipeline_class": PartCompiler,
-}
-
-inner: Decorator = numba.njit(**_WITHIN)
+inner: Decorator = partial(Part, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 """Compiles what only compiled functions call, as a part of them; see `parts`."""
 
-inner_fast: Decorator = numba.njit(**_WITHIN, **_OPTIONS)
+inner_fast: Decorator = partial(inner, **_OPTIONS)
 """The same with the divisions and the fast mathematics of kernels."""
 
-inner_sums: Decorator = numba.njit(**_WITHIN, fastmath={"contract", "nsz"})
+inner_sums: Decorator = partial(inner, fastmath={"contract", "nsz"})
 """The same, free to multiply and add in one step; sums stay in the order they are written in."""
 
-inner_exact: Decorator = numba.njit(**_WITHIN, fastmath=False)
+inner_exact: Decorator = partial(inner, fastmath=False)
 """The same, each operation as it is written.
 
-What says nothing about its mathematics has that of the kernel which it was first compiled for.
+What says nothing about its mathematics has that of the function which calls it.
 """
 
-inline: Decorator = numba.njit(**_WITHIN, forceinline=True)
+inline: Decorator = partial(inner, forceinline=True)
 """`inner` of a few lines, which become a part of every function that calls them."""

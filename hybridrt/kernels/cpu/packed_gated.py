@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hybridrt.kernels.cpu.bfloat16 import halves
 from hybridrt.kernels.cpu.gated import times_sigmoid
-from hybridrt.kernels.cpu.jit import apart, calls, inner
+from hybridrt.kernels.cpu.jit import apart, calls, inner, inner_exact
 from hybridrt.kernels.cpu.packed_dot import OUTPUTS
 from hybridrt.kernels.cpu.packed_linear import (
     AT_ONCE,
@@ -65,7 +65,7 @@ def packed_gated(
     return out
 
 
-@inner
+@inner_exact  # so that `gated` gives the same bits
 @no_type_check
 def _write(
     gates, values, count, out, inner_size, rounded, streaming

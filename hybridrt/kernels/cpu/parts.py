@@ -2,8 +2,13 @@
 
 Else each function, with all that it calls, is optimised and made machine code by itself, and once
 more in every one that calls it. Nobody runs what that gives: a kernel has all of its parts in it.
+
+What a part says nothing about, such as its mathematics, it has from the function that calls it.
+numba compiles it for the first one that does and gives that to all others, so that their bits would
+depend on which kernel a process, or the one that left it on disk, happened to need first.
 """
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 from numba import _dynfunc  # pyright: ignore[reportAttributeAccessIssue]
@@ -11,6 +16,8 @@ from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
 from numba.core.compiler_lock import require_global_compiler_lock
 from numba.core.compiler_machinery import PassManager, register_pass
+from numba.core.registry import CPUDispatcher
+from numba.core.targetconfig import ConfigStack
 from numba.core.typed_passes import NativeLowering
 
 
@@ -50,7 +57,7 @@ class _PartLowering(NativeLowering):
 
 
 class PartCompiler(Compiler):
-    """For `numba.njit(pipeline_class=...)` of functions that only compiled ones call."""
+    """Of functions that only compiled ones call."""
 
     def define_pipelines(self) -> list[PassManager]:
         (pipeline,) = super().define_pipelines()
@@ -59,3 +66,27 @@ class PartCompiler(Compiler):
             for step, about in pipeline.passes
         ]
         return [pipeline]
+
+
+class Part(CPUDispatcher):
+    """A function that only compiled ones call, compiled once for each kind of those."""
+
+    def __init__(self, function: Callable[..., Any], **options: Any) -> None:
+        self._by_caller: dict[tuple[str, ...], dict[Any, Any]] = {}
+        targetoptions = {"nopython": True, **options}
+        super().__init__(function, targetoptions=targetoptions, pipeline_class=PartCompiler)
+
+    @property
+    def overloads(self) -> dict[Any, Any]:
+        """By kinds of arguments, what was compiled for such a caller as is compiled now."""
+        caller = ConfigStack.top_or_none()
+        kind = tuple(str(getattr(caller, name, None)) for name in _TAKEN_OVER)
+        return self._by_caller.setdefault(kind, {})
+
+    @overloads.setter
+    def overloads(self, found: dict[Any, Any]) -> None:
+        """numba sets what there is before anything was compiled."""
+
+
+_TAKEN_OVER = ("fastmath", "error_model", "forceinline")
+"""What a function has from its caller, if it says nothing about it."""

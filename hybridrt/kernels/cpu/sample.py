@@ -99,7 +99,7 @@ def _sum(logits, largest, temperature, least):  # pragma: no cover
     return total
 
 
-@inner
+@inner_sums  # as `_sum`, so that a weight is the same in both
 @no_type_check
 def _drawn(logits, largest, temperature, least, uniform):  # pragma: no cover
     blocks = -(-len(logits) // BLOCK)
