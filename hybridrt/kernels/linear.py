@@ -20,6 +20,7 @@ from hybridrt.kernels.quantised_linear import (
     quantised_linear,
 )
 from hybridrt.kernels.reference.gates import Gating
+from hybridrt.kernels.room import OF_ITS_OWN, Room
 
 FEWEST_SINGLES = 2**18
 """Numbers in a weight of float32 from which on oneDNN's call costs less than it saves: 1 MiB."""
@@ -93,36 +94,43 @@ def find_blocks(
     is_known = packed.is_mkldnn and weight.dtype == torch.bfloat16
     if not is_known or weight.shape[1] % 2 or not has_numba(weight):
         return None
-    from hybridrt.kernels.cpu.packed_linear import can_multiply
     from hybridrt.kernels.cpu.vectors import HAS_REGISTERS
 
     if not HAS_REGISTERS or not hasattr(torch.ops.mkldnn, "data_ptr"):
         return None
-    widths = (width for width in (BLOCK, BLOCK // 2) if can_multiply(width))
-    found = (BlockedWeight(packed, weight.shape, width) for width in widths)
-    return next((blocked for blocked in found if blocked.has_blocks_of(weight)), None)
+    blocked = BlockedWeight(packed, weight.shape)
+    return blocked if blocked.has_blocks_of(weight) else None
 
 
-def lay_blocks(weight: Float[Tensor, "outputs inputs"]) -> BlockedWeight | None:
-    """The weight in blocks that we lay ourselves, on a processor for which oneDNN lays none.
-
-    It is one whose bfloat16 oneDNN has to widen, or doesn't take: for any number of tokens our
-    kernel is faster.
-    """
+def lay_blocks(
+    weight: Float[Tensor, "outputs inputs"], room: Room = OF_ITS_OWN
+) -> BlockedWeight | None:
+    """The weight in blocks that we lay ourselves, where our kernel takes any number of tokens."""
     if not numba_takes(weight) or weight.shape[1] % 2:
         return None
-    from hybridrt.kernels.cpu.vectors import HAS_VECTORS, MULTIPLIES_PAIRS
+    from hybridrt.kernels.cpu.packed_linear import ANY_NUMBER, most_tokens
+    from hybridrt.kernels.cpu.tile_registers import multiplies_tiles
+    from hybridrt.kernels.cpu.vectors import HAS_VECTORS
 
-    if MULTIPLIES_PAIRS or not HAS_VECTORS:
+    if not HAS_VECTORS or most_tokens() != ANY_NUMBER:
         return None
-    rows = F.pad(weight.detach(), (0, 0, 0, -len(weight) % BLOCK))
-    blocks = rows.reshape(-1, BLOCK, weight.shape[1] // 2, 2).transpose(1, 2).contiguous()
-    return BlockedWeight(blocks, weight.shape)
+    outputs, pairs = len(weight), weight.shape[1] // 2
+    width = BLOCK // 2 if multiplies_tiles() else BLOCK
+    blocks = room.empty((-(-outputs // width), pairs, width, 2), weight.dtype)
+    rows = weight.detach().contiguous().view(torch.int32)  # pairs, which go together
+    rows = F.pad(rows, (0, 0, 0, -outputs % width)) if outputs % width else rows
+    blocks.view(torch.int32).squeeze(-1).copy_(rows.view(-1, width, pairs).transpose(1, 2))
+    return BlockedWeight(blocks, weight.shape, width)
 
 
-def lay_out(weight: Float[Tensor, "outputs inputs"]) -> Tensor | BlockedWeight:
-    """The weight as `linear` reads it fastest: in blocks, as `pack_weight` makes it, or itself."""
-    blocked = lay_blocks(weight)
+def lay_out(
+    weight: Float[Tensor, "outputs inputs"], room: Room = OF_ITS_OWN
+) -> Tensor | BlockedWeight:
+    """The weight as `linear` reads it fastest: in blocks, as `pack_weight` makes it, or itself.
+
+    Blocks that we lay have their memory of `room`.
+    """
+    blocked = lay_blocks(weight, room)
     if blocked is not None:
         return blocked
     packed = pack_weight(weight)

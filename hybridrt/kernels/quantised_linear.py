@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from hybridrt.kernels.backend import numba_takes
 from hybridrt.kernels.blocked_matrices import BLOCK
 from hybridrt.kernels.reference import quantised_linear as reference
+from hybridrt.kernels.room import OF_ITS_OWN, Room
 
 Bits = Literal[8, 4]
 Quantization = Literal["int8", "int4"]
@@ -87,15 +88,17 @@ def can_quantise(weight: Float[Tensor, "outputs inputs"], bits: Bits) -> bool:
     return weight.shape[1] % GROUP[bits] == 0
 
 
-def quantise_weight(weight: Float[Tensor, "outputs inputs"], bits: Bits) -> QuantisedWeight:
-    """Rounds every weight to a multiple of its group's scale.
+def quantise_weight(
+    weight: Float[Tensor, "outputs inputs"], bits: Bits, room: Room = OF_ITS_OWN
+) -> QuantisedWeight:
+    """Rounds every weight to a multiple of its group's scale; on a CPU what it gives is in `room`.
 
     A scale is the weight that is furthest from 0, divided by -128 with 8 bits, by -8 with 4. So
     a weight is off by at most half of that scale, or by one where it is as far on the other
     side; of normally distributed weights the root of the mean square is 0.7 % and 9 % of theirs.
     """
-    parts = reference.quantise_weight(weight, bits, GROUP[bits], BLOCK)
-    return QuantisedWeight(*parts, bits, len(weight))
+    values, scales = reference.quantise_weight(weight, bits, GROUP[bits], BLOCK)
+    return QuantisedWeight(room.moved(values), room.moved(scales), bits, len(weight))
 
 
 def quantised_linear(

@@ -22,6 +22,7 @@ from hybridrt.kernels.quantised_linear import (
     quantise_weight,
 )
 from hybridrt.kernels.reference.gates import Activation
+from hybridrt.kernels.room import OF_ITS_OWN, Room
 from hybridrt.layers.watched import is_watched
 
 
@@ -49,19 +50,23 @@ class Linear(nn.Module):
         """The weight as `linear` is given it."""
         return self.blocked or self.quantised or self.weight
 
-    def pack(self, bits: Bits | None = None) -> None:
+    def pack(self, bits: Bits | None = None, room: Room = OF_ITS_OWN) -> None:
         """Brings the weight into the device's own layout, or into numbers of so many bits.
 
-        From then on only `forward` reads it. A weight that is shared with another module stays
-        as it is there, and one whose inputs aren't whole groups has its own dtype.
+        Where that isn't a library's own, it stands in `room`. From then on only `forward` reads the
+        weight, but with `packs=False`. A weight that is shared with another module stays as it is
+        there, and one whose inputs aren't whole groups has its own dtype.
         """
-        if not self.packs or self.quantised is not None or self.blocked is not None:
+        if self.quantised is not None or self.blocked is not None:
+            return
+        if not self.packs:
+            self.weight.data = room.moved(self.weight.data)
             return
         if bits is not None and can_quantise(self.weight, bits):
-            self.quantised = quantise_weight(self.weight, bits)
+            self.quantised = quantise_weight(self.weight, bits, room)
             packed = self.weight.to("meta")  # its shape is left, and no memory
         else:
-            packed = lay_out(self.weight)
+            packed = lay_out(self.weight, room)
             if isinstance(packed, BlockedWeight):
                 self.blocked, packed = packed, packed.packed
                 if not packed.is_mkldnn:  # but blocks of our own

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from hybridrt.batch import ForwardBatch
 from hybridrt.kernels.quantised_linear import BITS, Quantization
+from hybridrt.kernels.room import Room
 from hybridrt.layers.attention import shares_cache
 from hybridrt.layers.cached import CachedLayer
 from hybridrt.layers.linear import FusedLinear, Linear
@@ -127,10 +128,12 @@ class CausalLM(nn.Module):
                 module.sort()
         if not packs:
             return
-        bits = None if quantization is None else BITS[quantization]
+        bits, room = None if quantization is None else BITS[quantization], Room()
         for module in [*self.modules()]:
-            if isinstance(module, Linear | Experts):
-                module.pack(8 if bits and module is self.lm_head else bits)
+            if isinstance(module, Experts):
+                module.pack(bits)
+            elif isinstance(module, Linear):
+                module.pack(8 if bits and module is self.lm_head else bits, room)
 
     @property
     def longest_exact(self) -> int | None:

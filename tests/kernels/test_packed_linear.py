@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from hybridrt.kernels.cpu.packed_gated import packed_gated
 from hybridrt.kernels.cpu.packed_linear import (
+    ANY_NUMBER,
     AT_ONCE,
     FEWEST_SHARED,
     most_tokens,
@@ -20,7 +21,7 @@ from hybridrt.kernels.cpu.packed_linear import (
 )
 from hybridrt.kernels.cpu.streams import FEWEST_BYTES, MOST_TOKENS, streams
 from hybridrt.kernels.cpu.tile_registers import HAS_TILES
-from hybridrt.kernels.cpu.vectors import HAS_VECTORS, MULTIPLIES_PAIRS
+from hybridrt.kernels.cpu.vectors import HAS_VECTORS
 from hybridrt.kernels.linear import FEWEST_SINGLES, BlockedWeight, find_blocks, pack_weight
 from hybridrt.layers.linear import Linear
 from tests.harness.properties import bounded
@@ -169,7 +170,7 @@ def test_nan_and_infinity_stay_in_their_rows() -> None:
     assert spoilt[2].isnan().all() and not spoilt[4].isfinite().any()
 
 
-@pytest.mark.skipif(not MULTIPLIES_PAIRS, reason="oneDNN has no blocks for this processor")
+@pytest.mark.skipif(most_tokens() == ANY_NUMBER, reason="nothing is left to oneDNN here")
 def test_a_layout_that_is_not_known_is_left_to_onednn() -> None:
     weight = torch.randn(128, 64).bfloat16()
     packed = pack_weight(weight)
@@ -196,13 +197,14 @@ def test_small_weights_of_float32_stay_as_they_are() -> None:
     assert torch.equal(layer.weight, weight)
 
 
-@pytest.mark.skipif(MULTIPLIES_PAIRS or not HAS_VECTORS, reason="oneDNN has blocks, or nobody")
+@pytest.mark.skipif(most_tokens() != ANY_NUMBER or not HAS_VECTORS, reason="oneDNN's, or nobody's")
 @pytest.mark.parametrize(("inputs", "is_ours"), [(130, True), (129, False)])
-def test_blocks_are_our_own_where_onednn_has_none(inputs: int, is_ours: bool) -> None:
+def test_blocks_are_our_own_where_our_kernel_takes_any_number(inputs: int, is_ours: bool) -> None:
     layer, weight = make_linear(inputs, 70, bias=True)
     assert layer.weight.is_meta == (layer.blocked is not None) == is_ours
     if is_ours:
         layer.pack()  # once is enough
+        assert layer.blocked is not None and torch.equal(layer.blocked.plain(), weight)
     assert layer.weight.shape == weight.shape
     x = torch.randn(300, inputs).bfloat16()
     exact = F.linear(x.double(), weight.double()) + layer.bias

@@ -30,7 +30,7 @@ from hybridrt.kernels.cpu.packed_dot import (
 from hybridrt.kernels.cpu.pairs import BY_PAIRS
 from hybridrt.kernels.cpu.share import parallel_kernel, share
 from hybridrt.kernels.cpu.streams import end_streams, stream, streams
-from hybridrt.kernels.cpu.tile_registers import WIDTHS, multiplies_tiles, release_tiles, take_tiles
+from hybridrt.kernels.cpu.tile_registers import multiplies_tiles, release_tiles, take_tiles
 from hybridrt.kernels.cpu.tile_square import is_square, multiply_square
 from hybridrt.kernels.cpu.tiles import add_by_tiles
 from hybridrt.kernels.cpu.vectors import (
@@ -61,14 +61,12 @@ FEWEST_SHARED = 192  # tokens of a worker: of fewer, a weight takes long to read
 FEW = 8  # tokens whose products take about as long as reading a weight from memory
 
 
+ANY_NUMBER = 2**31
+
+
 def most_tokens() -> int:
     """Of so many our products take less time than oneDNN's: by pairs of few, elsewhere of any."""
-    return 128 if BY_PAIRS and not multiplies_tiles() else 2**31
-
-
-def can_multiply(width: int) -> bool:
-    """Whether `packed_linear` takes blocks of so many outputs."""
-    return width == OUTPUTS or (width in WIDTHS and multiplies_tiles())
+    return 128 if BY_PAIRS and not multiplies_tiles() else ANY_NUMBER
 
 
 def is_small(tokens: int, outputs: int, inputs: int) -> bool:
@@ -84,7 +82,10 @@ def packed_linear(
     bias: BFloat16[Tensor, " outputs"] | None,
     outputs: int,
 ) -> BFloat16[Tensor, "*batch outputs"]:
-    """`x W^T + b`, summed in float32, with the weight's blocks of `width` outputs at an address."""
+    """`x W^T + b`, summed in float32, with the weight's blocks of `width` outputs at an address.
+
+    They are `OUTPUTS` wide; by AMX it takes halves of these, too.
+    """
     *batch, inputs = x.shape
     x, out = x.contiguous(), torch.empty(*batch, outputs, dtype=x.dtype)
     tokens = x.numel() // inputs

@@ -37,9 +37,6 @@ NEAR = 1024
 FAR = 3072
 """The same where the second cache is to have it: the nearest one can wait for a few lines only."""
 
-WIDTHS = (OUTPUTS, OUTPUTS // 2)
-"""Of blocks, in outputs: `OUTPUTS` of them lie in one block, or in two."""
-
 RUNS = 4
 """Of `ROWS` vectors that `multiply_runs` takes."""
 
