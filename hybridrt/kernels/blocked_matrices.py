@@ -4,6 +4,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hybridrt.kernels.backend import numba_takes
+from hybridrt.kernels.room import OF_ITS_OWN, Room
 
 BLOCK = 64
 """Outputs in a block, as in oneDNN's own layout."""
@@ -13,13 +14,18 @@ class BlockedMatrices(nn.Module):
     """Stacked matrices of bfloat16 in blocks of `BLOCK` outputs, `[inputs / 2, BLOCK, 2]` each.
 
     So a product reads one run of memory, and pairs of inputs stand as a processor multiplies them.
+    They stand in `room`.
     """
 
-    def __init__(self, stacked: Float[Tensor, "experts outputs inputs"]) -> None:
+    def __init__(
+        self, stacked: Float[Tensor, "experts outputs inputs"], room: Room = OF_ITS_OWN
+    ) -> None:
         super().__init__()
         experts, self.outputs, self.inputs = stacked.shape
         pairs = stacked.detach().view(experts, self.outputs // BLOCK, BLOCK, self.inputs // 2, 2)
-        self.blocks = nn.Parameter(pairs.transpose(2, 3).contiguous(), requires_grad=False)
+        pairs = pairs.transpose(2, 3)
+        blocks = room.new_empty(stacked, *pairs.shape).copy_(pairs)
+        self.blocks = nn.Parameter(blocks, requires_grad=False)
 
     def __len__(self) -> int:
         return len(self.blocks)

@@ -116,7 +116,7 @@ def lay_blocks(
         return None
     outputs, pairs = len(weight), weight.shape[1] // 2
     width = BLOCK // 2 if multiplies_tiles() else BLOCK
-    blocks = room.empty((-(-outputs // width), pairs, width, 2), weight.dtype)
+    blocks = room.new_empty(weight, -(-outputs // width), pairs, width, 2)
     rows = weight.detach().contiguous().view(torch.int32)  # pairs, which go together
     rows = F.pad(rows, (0, 0, 0, -outputs % width)) if outputs % width else rows
     blocks.view(torch.int32).squeeze(-1).copy_(rows.view(-1, width, pairs).transpose(1, 2))

@@ -55,12 +55,17 @@ class QuantisedWeight(nn.Module):
 
 
 class QuantisedMatrices(nn.Module):
-    """Stacked matrices, rounded: what a `QuantisedWeight` has, of each."""
+    """Stacked matrices, rounded: what a `QuantisedWeight` has, of each; on a CPU in `room`."""
 
     values: Tensor
     scales: Tensor
 
-    def __init__(self, stacked: Float[Tensor, "experts outputs inputs"], bits: Bits) -> None:
+    def __init__(
+        self,
+        stacked: Float[Tensor, "experts outputs inputs"],
+        bits: Bits,
+        room: Room = OF_ITS_OWN,
+    ) -> None:
         super().__init__()
         self.bits: Bits = bits
         self.outputs = stacked.shape[1]
@@ -68,7 +73,9 @@ class QuantisedMatrices(nn.Module):
             one = quantise_weight(matrix, bits)
             if index == 0:
                 for name, part in (("values", one.values), ("scales", one.scales)):
-                    self.register_buffer(name, part.new_empty(len(stacked), *part.shape), False)
+                    self.register_buffer(
+                        name, room.new_empty(part, len(stacked), *part.shape), False
+                    )
             self.values[index], self.scales[index] = one.values, one.scales
 
     def __len__(self) -> int:

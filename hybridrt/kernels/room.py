@@ -5,7 +5,6 @@ into small ones, of which a processor has to look up each. A weight that has mem
 begins and ends in small pages: one of 4 MiB with half of it, one of 2 MiB with all.
 """
 
-from collections.abc import Sequence
 from math import prod
 
 import torch
@@ -30,23 +29,23 @@ class Room:
         self._chunk = chunk
         self._left = torch.empty(0, dtype=torch.uint8)
 
-    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """A tensor of any numbers."""
-        size = prod(shape) * dtype.itemsize
-        if self._chunk == 0:
-            return torch.empty(shape, dtype=dtype)
+    def new_empty(self, like: Tensor, *shape: int) -> Tensor:
+        """A tensor of another's dtype, on its device; not from here, unless that is a CPU."""
+        if self._chunk == 0 or like.device.type != "cpu":
+            return like.new_empty(shape)
+        size = prod(shape) * like.itemsize
         taken = -(-size // LINE) * LINE
         if taken > len(self._left):
             new = torch.empty(max(taken, self._chunk) + HUGE_PAGE, dtype=torch.uint8, device="cpu")
             self._left = new[-new.data_ptr() % HUGE_PAGE :]
         part, self._left = self._left[:size], self._left[taken:]
-        return part.view(dtype).view(shape)
+        return part.view(like.dtype).view(shape)
 
     def moved(self, tensor: Tensor) -> Tensor:
-        """The tensor itself, if it isn't on a CPU, or a copy that stands here."""
+        """A copy that stands here, or the tensor itself, which would get memory of its own."""
         if self._chunk == 0 or tensor.device.type != "cpu":
             return tensor
-        return self.empty(tensor.shape, tensor.dtype).copy_(tensor)
+        return self.new_empty(tensor, *tensor.shape).copy_(tensor)
 
 
 OF_ITS_OWN = Room(0)

@@ -20,6 +20,7 @@ from hybridrt.kernels.quantised_linear import (
     can_quantise,
 )
 from hybridrt.kernels.reference.route import Routing
+from hybridrt.kernels.room import OF_ITS_OWN, Room
 from hybridrt.kernels.route import route
 from hybridrt.kernels.shared_expert import SharedExpert, moe_with_shared
 from hybridrt.layers.linear import Linear, plain_weight
@@ -121,23 +122,24 @@ class Experts(nn.Module):
         )
         self.down_proj = nn.Parameter(torch.empty(experts, hidden, inner), requires_grad=False)
 
-    def pack(self, bits: Bits | None = None) -> None:
+    def pack(self, bits: Bits | None = None, room: Room = OF_ITS_OWN) -> None:
         """Brings every matrix into the device's own layout, or into numbers of so many bits.
 
-        Matrices that a kernel reads stacked stay as they are, or are blocked for it.
+        Matrices that a kernel reads stacked stay as they are, or are blocked for it. What isn't a
+        library's own layout stands in `room`.
         """
         stacks = {name: p for name, p in self.named_parameters() if p.dim() == 3}  # not biases
         if bits is None and can_block(*stacks.values()):
             for name, stacked in stacks.items():
                 delattr(self, name)
-                setattr(self, name, BlockedMatrices(stacked))
+                setattr(self, name, BlockedMatrices(stacked, room))
             return
         if bits is None and reads_stacked(*stacks.values()):
             return
         for name, stacked in stacks.items():
             if bits is not None and can_quantise(stacked[0], bits):
                 delattr(self, name)
-                setattr(self, name, QuantisedMatrices(stacked, bits))
+                setattr(self, name, QuantisedMatrices(stacked, bits, room))
                 continue
             matrices = [pack_weight(matrix) for matrix in stacked]
             if matrices[0].is_mkldnn:

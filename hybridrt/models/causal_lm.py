@@ -130,9 +130,7 @@ class CausalLM(nn.Module):
             return
         bits, room = None if quantization is None else BITS[quantization], Room()
         for module in [*self.modules()]:
-            if isinstance(module, Experts):
-                module.pack(bits)
-            elif isinstance(module, Linear):
+            if isinstance(module, Linear | Experts):
                 module.pack(8 if bits and module is self.lm_head else bits, room)
 
     @property

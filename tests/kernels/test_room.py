@@ -25,7 +25,7 @@ DTYPES = [torch.bfloat16, torch.float32, torch.uint8]
 )
 def test_each_has_its_own_memory(tensors: list[tuple[list[int], torch.dtype]], chunk: int) -> None:
     room = Room(chunk)
-    made = [room.empty(shape, dtype) for shape, dtype in tensors]
+    made = [room.new_empty(torch.empty(0, dtype=dtype), *shape) for shape, dtype in tensors]
     for number, tensor in enumerate(made):
         tensor.fill_(number)
     for number, (tensor, (shape, dtype)) in enumerate(zip(made, tensors, strict=True)):
@@ -37,14 +37,16 @@ def test_each_has_its_own_memory(tensors: list[tuple[list[int], torch.dtype]], c
 
 def test_they_follow_each_other_from_the_beginning_of_a_huge_page() -> None:
     room = Room()
-    one, other = (room.empty((size,), torch.uint8) for size in (LINE - 1, LINE))
+    one, other = (
+        room.new_empty(torch.empty(0, dtype=torch.uint8), size) for size in (LINE - 1, LINE)
+    )
     assert one.data_ptr() % HUGE_PAGE == 0
     assert other.data_ptr() == one.data_ptr() + LINE
     assert one.untyped_storage().nbytes() == CHUNK + HUGE_PAGE
 
 
 def test_what_is_larger_than_a_chunk_has_one_of_its_size() -> None:
-    large = Room(100).empty((3, HUGE_PAGE), torch.bfloat16)
+    large = Room(100).new_empty(torch.empty(0, dtype=torch.bfloat16), 3, HUGE_PAGE)
     assert large.untyped_storage().nbytes() == large.nbytes + HUGE_PAGE
 
 
