@@ -1,4 +1,4 @@
-"""The product of a weight in oneDNN's blocks with some tokens, in numba.
+"""The product of a weight in blocks, oneDNN's or our own, with some tokens, in numba.
 
 oneDNN's own product reads it more slowly than memory allows on some processors.
 """

@@ -43,7 +43,7 @@ IS_ZEN = binding.get_host_cpu_name().startswith("znver")
 ONCE = 0 if IS_ZEN else 3
 """For `begin_to_read`: how near it brings what is used once. On AMD's processors past all caches
 but the nearest: in the others it would take the places of code and of what kernels hand on, which
-then come from memory. On others it wasn't measured."""
+then come from memory. To Intel's with AMX lines come more slowly so."""
 
 binding.initialize_native_asmparser()  # for the instruction that `narrow` names
 
