@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 TESTS = (
     "kernels/test_vectors.py",
     "kernels/test_packed_linear.py::test_alone_is_as_beside_others",
-    "kernels/test_packed_linear.py::test_blocks_are_our_own_where_onednn_has_none",
+    "kernels/test_packed_linear.py::test_blocks_are_our_own_where_our_kernel_takes_any_number",
     "kernels/test_packed_linear.py::test_is_the_product",
     "kernels/test_tiles.py::test_either_way_it_is_the_product[1-False-False]",
     "kernels/test_tiles.py::test_either_way_it_is_the_product[40-True-False]",
