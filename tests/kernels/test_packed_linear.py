@@ -3,6 +3,7 @@
 import copy
 
 import numba
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -14,8 +15,10 @@ from hybridrt.kernels.cpu.packed_gated import packed_gated
 from hybridrt.kernels.cpu.packed_linear import (
     ANY_NUMBER,
     AT_ONCE,
+    FEWEST_CLAIMED,
     FEWEST_SHARED,
     most_tokens,
+    next_job,
     packed_linear,
     share_of,
 )
@@ -25,6 +28,8 @@ from hybridrt.kernels.cpu.vectors import HAS_VECTORS
 from hybridrt.kernels.linear import FEWEST_SINGLES, BlockedWeight, find_blocks, pack_weight
 from hybridrt.layers.linear import Linear
 from tests.harness.properties import bounded
+
+CLAIMS = 4096  # an address like any other
 
 has_blocks = pytest.mark.skipif(not HAS_VECTORS, reason="the processor has no AVX2")
 
@@ -89,16 +94,19 @@ def test_whole_lines_of_some_tokens_are_streamed() -> None:
 
 
 @numba.njit
-def shares_of(workers: int, tokens: int) -> list[tuple[int, int, int, int]]:
-    return [share_of(worker, workers, tokens) for worker in range(workers)]
+def shares_of(workers: int, tiles: bool, tokens: int) -> list[tuple[int, int, int, int, int]]:
+    return [share_of(worker, workers, CLAIMS, tiles, tokens) for worker in range(workers)]
 
 
 @bounded(30)
-@given(workers=st.integers(1, 5), tokens=st.integers(1, 5 * FEWEST_SHARED + 9))
-def test_each_output_of_each_token_is_somebodys(workers: int, tokens: int) -> None:
+@given(workers=st.integers(1, 5), tiles=st.booleans(), tokens=st.integers(1, 5 * FEWEST_SHARED + 9))
+def test_each_output_of_each_token_is_somebodys(workers: int, tiles: bool, tokens: int) -> None:
     parts, first = {}, 0
-    for part, count, begin, some in shares_of(workers, tokens):
-        if count == 1:  # all outputs of its own tokens
+    for part, count, claims, begin, some in shares_of(workers, tiles, tokens):
+        if claims:  # outputs that no other worker claims
+            assert (part, count, claims, begin, some) == (0, 1, CLAIMS, 0, tokens)
+            first = tokens
+        elif count == 1:  # all outputs of its own tokens
             assert begin == first and some > 0
             first += some
         else:
@@ -108,6 +116,48 @@ def test_each_output_of_each_token_is_somebodys(workers: int, tokens: int) -> No
         assert parts == dict.fromkeys(range(workers), workers)
     else:
         assert first == tokens
+
+
+@numba.njit
+def jobs_in_turns(claims: int, workers: int, jobs: int) -> list[tuple[int, int]]:
+    """Which worker has which job, where they claim them one after the other."""
+    found, latest = [(0, 0) for _ in range(0)], [next_job(claims, -1) for _ in range(workers)]
+    while min(latest) < jobs:
+        for worker in range(workers):
+            if latest[worker] < jobs:
+                found.append((worker, latest[worker]))
+                latest[worker] = next_job(claims, latest[worker])
+    return found
+
+
+@bounded(20)
+@given(workers=st.integers(1, 4), jobs=st.integers(0, 20))
+def test_every_job_is_claimed_once(workers: int, jobs: int) -> None:
+    counter = np.zeros(1, np.int64)
+    claimed = jobs_in_turns(counter.ctypes.data, workers, jobs)
+    assert [job for _, job in claimed] == [*range(jobs)]
+    assert {worker for worker, _ in claimed} == {*range(min(workers, jobs))}
+    assert [job for _, job in jobs_in_turns(0, 1, jobs)] == [*range(jobs)]
+
+
+@has_blocks
+@pytest.mark.parametrize("gates", [False, True], ids=["plain", "gated"])
+@pytest.mark.parametrize("tokens", [FEWEST_CLAIMED, FEWEST_CLAIMED + 9, 61, 128])
+def test_threads_claim_outputs_with_the_same_bits(tokens: int, gates: bool) -> None:
+    layer, _ = make_linear(192, 640, bias=True)
+    assert layer.blocked is not None
+    x = torch.randn(tokens, 192).bfloat16()
+    run = packed_gated if gates else packed_linear
+    args = layer.blocked.address, layer.blocked.width, layer.blocked.block_bytes, layer.bias, 640
+    before = numba.get_num_threads()
+    try:
+        numba.set_num_threads(1)
+        alone = run(x, *args)
+        numba.set_num_threads(min(2, before))
+        for _ in range(20):  # as who claims what is chance
+            assert torch.equal(run(x, *args), alone)
+    finally:
+        numba.set_num_threads(before)
 
 
 @has_blocks

@@ -17,6 +17,7 @@ from hybridrt.kernels.cpu.packed_linear import (
     add_products,
     begin_sums,
     is_small,
+    next_job,
     share_of,
 )
 from hybridrt.kernels.cpu.share import parallel_kernel, share
@@ -111,42 +112,45 @@ def _add_block(
 @inner
 @no_type_check
 def _gate_blocks(
-    worker, workers, tiles, x, weight, width, block_bytes, bias, out, tokens, outputs, inputs
+    worker, workers, claims, tiles, x, weight, width, block_bytes, bias, out, tokens, outputs,
+    inputs
 ):  # fmt: skip  # pragma: no cover
-    """A worker's share of the values of all tokens.
+    """A worker's share of the values of all tokens; or, with `claims`, what it claims of all.
 
     Gates are made a run of blocks at a time, as every leap to what they gate takes a microsecond.
     """
-    jobs, job_bytes = outputs // 2 // OUTPUTS, OUTPUTS // width * block_bytes
-    begin, end = jobs * worker // workers, jobs * (worker + 1) // workers
+    blocks, of_block = outputs // 2 // OUTPUTS, OUTPUTS // width * block_bytes
+    begin, end = blocks * worker // workers, blocks * (worker + 1) // workers
     parts = (tokens + AT_ONCE - 1) // AT_ONCE
     count = (tokens + parts - 1) // parts
-    most = min(MOST_SUMS // count, end - begin)
+    most = 1 if claims != 0 else max(1, min(MOST_SUMS // count, end - begin))
+    runs = (end - begin + most - 1) // most
     gates = aligned(most * count * OUTPUTS).reshape((most, count * OUTPUTS))
     values, rounded = aligned(count * OUTPUTS), np.empty(2 * LANES, np.uint16)
     registers, anew = take_tiles(tiles), np.int64(tiles and bias == 0)
     streaming = streams(tokens, out, outputs)
-    for token in range(0, tokens, count):
-        some = min(count, tokens - token)
-        for first in range(begin, end, most):
-            run = min(most, end - first)
-            after = first + run if first + run < end else begin  # for the tokens that follow
-            for i in range(2 * run):
-                n = first + i if i < run else jobs + first + i - run
-                later = jobs + first if i + 1 == run else after if i + 1 == 2 * run else n + 1
-                sums = gates[i] if i < run else values
-                if not anew:
-                    begin_sums(sums, bias, n, OUTPUTS, some)
-                _add_block(
-                    registers, anew, weight + n * job_bytes, width, block_bytes,
-                    x + 2 * inputs * token, inputs, sums.ctypes.data, some,
-                    weight + later * job_bytes
+    job = next_job(claims, -1)
+    while job < runs * parts:
+        later = next_job(claims, job)
+        token, first = job // runs * count, begin + job % runs * most
+        some, run = min(count, tokens - token), min(most, end - first)
+        after = begin + later % runs * most
+        for i in range(2 * run):
+            n = first + i if i < run else blocks + first + i - run
+            then = blocks + first if i + 1 == run else after if i + 1 == 2 * run else n + 1
+            sums = gates[i] if i < run else values
+            if not anew:
+                begin_sums(sums, bias, n, OUTPUTS, some)
+            _add_block(
+                registers, anew, weight + n * of_block, width, block_bytes, x + 2 * inputs * token,
+                inputs, sums.ctypes.data, some, weight + then * of_block
+            )  # fmt: skip
+            if i >= run:
+                into = out + 2 * (token * (outputs // 2) + (first + i - run) * OUTPUTS)
+                _write(
+                    gates[i - run], values, some, into, outputs // 2, rounded, streaming
                 )  # fmt: skip
-                if i >= run:
-                    into = out + 2 * (token * (outputs // 2) + (first + i - run) * OUTPUTS)
-                    _write(
-                        gates[i - run], values, some, into, outputs // 2, rounded, streaming
-                    )  # fmt: skip
+        job = later
     if streaming:
         end_streams()
     release_tiles(registers)
@@ -155,11 +159,12 @@ def _gate_blocks(
 @inner
 @no_type_check
 def _gate_share(
-    worker, workers, tiles, x, weight, width, block_bytes, bias, out, tokens, outputs, inputs
+    worker, workers, claims, tiles, x, weight, width, block_bytes, bias, out, tokens, outputs,
+    inputs
 ):  # fmt: skip  # pragma: no cover
-    part, parts, first, some = share_of(worker, workers, tokens)
+    part, parts, claimed, first, some = share_of(worker, workers, claims, tiles, tokens)
     _gate_blocks(
-        part, parts, tiles, x + 2 * inputs * first, weight, width, block_bytes, bias,
+        part, parts, claimed, tiles, x + 2 * inputs * first, weight, width, block_bytes, bias,
         out + outputs * first, some, outputs, inputs
     )  # fmt: skip
 
@@ -170,5 +175,7 @@ def _gate_share(
 def _gate(
     threads, tiles, x, weight, width, block_bytes, bias, out, tokens, outputs, inputs
 ):  # fmt: skip  # pragma: no cover
+    claims = np.zeros(1, np.int64)
     given = tiles, x, weight, width, block_bytes, bias, out, tokens, outputs, inputs
-    share(_gate_share, threads, given)
+    share(_gate_share, threads, (claims.ctypes.data, *given))
+    claims[0] = 0  # named here, as an array is given back after it was named last

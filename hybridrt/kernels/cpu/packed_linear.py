@@ -28,7 +28,7 @@ from hybridrt.kernels.cpu.packed_dot import (
     widen_block,
 )
 from hybridrt.kernels.cpu.pairs import BY_PAIRS
-from hybridrt.kernels.cpu.share import parallel_kernel, share
+from hybridrt.kernels.cpu.share import claim, parallel_kernel, share
 from hybridrt.kernels.cpu.streams import end_streams, stream, streams
 from hybridrt.kernels.cpu.tile_registers import multiplies_tiles, release_tiles, take_tiles
 from hybridrt.kernels.cpu.tile_square import is_square, multiply_square
@@ -44,11 +44,15 @@ from hybridrt.kernels.cpu.vectors import (
 )
 
 AT_ONCE = 256  # tokens: what they have and their sums stay in the second cache
-AHEAD = 4096  # bytes, from beginning to read to using, where pairs are used once
+AHEAD = 4096 if HAS_REGISTERS else 1024
+"""Bytes from beginning to read to using, where pairs are used once; as measured on both."""
+
 PAIRS = 64  # of a block at a time, where they are used again and again: 16 KiB
 FEW_PAIRS = 32  # where they are used twice and wait for memory, or widened and take twice the room
-FEWEST_WIDENED = (1000 if BY_PAIRS else 3) if HAS_REGISTERS else 1
-"""Turns from which on a block's weights are widened once for all of them."""
+FEWEST_WIDENED = (1000 if BY_PAIRS else 3) if HAS_REGISTERS else 4
+"""Turns from which on a block's weights are widened once for all of them. In fewer each widens what
+it needs: that takes no longer than writing it down, and leaves more of the nearest cache to what
+comes from memory."""
 
 MOST_DIRECT = MOST_VECTORS if HAS_REGISTERS else 1
 """Tokens whose products read a block as it comes from memory. With AVX2, of more, outputs take
@@ -59,7 +63,7 @@ PART = LINES // 2 if HAS_REGISTERS else LINES  # of these, which a turn begins t
 SMALL = 2**18  # weights: beyond it another thread is worth waking
 FEWEST_SHARED = 192  # tokens of a worker: of fewer, a weight takes long to read for each
 FEW = 8  # tokens whose products take about as long as reading a weight from memory
-
+FEWEST_CLAIMED = 16  # tokens; of fewer, and with AMX, memory decides, which is read in a row
 
 ANY_NUMBER = 2**31
 
@@ -105,12 +109,10 @@ def packed_linear(
     return out
 
 
-# Of what AVX2 doesn't take nothing is compiled for it.
+# What no number of tokens takes isn't compiled.
 _dot = make_packed_dot(range(1, MOST_DIRECT + 1), LINES)
-_dot_some = make_packed_dot(range(3, MOST_VECTORS + 1 if HAS_REGISTERS else 3), PART)
-_dot_wide = make_packed_dot(
-    range(3 if HAS_REGISTERS else 2, MOST_VECTORS + 1), PART, by_pairs=False, widened=True
-)
+_dot_some = make_packed_dot(range(3 if HAS_REGISTERS else 2, MOST_VECTORS + 1), PART)
+_dot_wide = make_packed_dot(range(4, MOST_VECTORS + 1), PART, by_pairs=False, widened=True)
 
 
 @inner
@@ -232,9 +234,10 @@ def write_results(totals, tokens, size, out, outputs, streaming):  # pragma: no 
 @inner
 @no_type_check
 def _multiply_blocks(
-    worker, workers, tiles, x, weight, width, block_bytes, bias, out, tokens, outputs, inputs
+    worker, workers, claims, tiles, x, weight, width, block_bytes, bias, out, tokens, outputs,
+    inputs
 ):  # fmt: skip  # pragma: no cover
-    """A worker's share of the outputs of all tokens.
+    """A worker's share of the outputs of all tokens; or, with `claims`, what it claims of all.
 
     Its blocks are neighbours, since every leap to others takes a microsecond. What all of them
     need is made before the first: while it is made nothing is read.
@@ -243,16 +246,20 @@ def _multiply_blocks(
     most = (tokens + parts - 1) // parts  # as even as can be: each part reads the weight
     sums, per_job = aligned(most * OUTPUTS), OUTPUTS // width
     totals, of_sums, registers = pointer(sums), sums.ctypes.data, take_tiles(tiles)
-    jobs = (outputs + OUTPUTS - 1) // OUTPUTS
-    begin, end = jobs * worker // workers, jobs * (worker + 1) // workers
+    blocks = (outputs + OUTPUTS - 1) // OUTPUTS
+    begin, end = blocks * worker // workers, blocks * (worker + 1) // workers
+    own, jobs = end - begin, (end - begin) * parts
     streaming = streams(tokens, out, 2 * outputs)
-    for job in range((end - begin) * parts):
-        part, n = job // (end - begin) * most, begin + job % (end - begin)
+    job = next_job(claims, -1)
+    while job < jobs:
+        later = next_job(claims, job)
+        part, n = job // own * most, begin + job % own
         some = min(most, tokens - part)
         vectors = x + 2 * inputs * part
         size = min(OUTPUTS, outputs - n * OUTPUTS)
         block = weight + n * per_job * block_bytes
-        following, anew = block + per_job * block_bytes, tiles and bias == 0
+        following = weight + (begin + later % own) * per_job * block_bytes
+        anew = tiles and bias == 0
         if not anew:
             begin_sums(sums, bias, n, size, some)
         if tiles:
@@ -268,6 +275,7 @@ def _multiply_blocks(
             )  # fmt: skip
         results = out + 2 * (part * outputs + n * OUTPUTS)
         write_results(totals, some, size, results, outputs, streaming)
+        job = later
     if streaming:
         end_streams()
     release_tiles(registers)
@@ -275,26 +283,37 @@ def _multiply_blocks(
 
 @inner
 @no_type_check
-def share_of(worker, workers, tokens):  # pragma: no cover
-    """What a worker takes: its number, of how many that share outputs, and tokens from one on.
+def share_of(worker, workers, claims, tiles, tokens):  # pragma: no cover
+    """What a worker takes: its number, of how many that share outputs; claims; tokens from one on.
 
     Of many tokens each takes its own and all outputs: what it had of them is in its caches, and
-    what another core has written is slow to read.
+    what another core has written is slow to read. Of some it claims outputs, if `claims` are where
+    they can be, else 0.
     """
-    if tokens < FEWEST_SHARED * workers:
-        return worker, workers, FIRST, tokens
-    begin, end = tokens * worker // workers, tokens * (worker + 1) // workers
-    return FIRST, ALONE, begin, end - begin
+    if tokens >= FEWEST_SHARED * workers:
+        begin, end = tokens * worker // workers, tokens * (worker + 1) // workers
+        return FIRST, ALONE, FIRST, begin, end - begin
+    if tokens < FEWEST_CLAIMED or workers == 1 or tiles:
+        return worker, workers, FIRST, FIRST, tokens
+    return FIRST, ALONE, claims, FIRST, tokens
+
+
+@inner
+@no_type_check
+def next_job(claims, job):  # pragma: no cover
+    """A worker's next job: one that it claims, or, if `claims` are 0, the one behind its last."""
+    return claim(claims) if claims != 0 else np.int64(job + 1)
 
 
 @inner
 @no_type_check
 def _multiply_share(
-    worker, workers, tiles, x, weight, width, block_bytes, bias, out, tokens, outputs, inputs
+    worker, workers, claims, tiles, x, weight, width, block_bytes, bias, out, tokens, outputs,
+    inputs
 ):  # fmt: skip  # pragma: no cover
-    part, parts, first, some = share_of(worker, workers, tokens)
+    part, parts, claimed, first, some = share_of(worker, workers, claims, tiles, tokens)
     _multiply_blocks(
-        part, parts, tiles, x + 2 * inputs * first, weight, width, block_bytes, bias,
+        part, parts, claimed, tiles, x + 2 * inputs * first, weight, width, block_bytes, bias,
         out + 2 * outputs * first, some, outputs, inputs
     )  # fmt: skip
 
@@ -305,8 +324,10 @@ def _multiply_share(
 def _multiply(
     threads, tiles, x, weight, width, block_bytes, bias, out, tokens, outputs, inputs
 ):  # fmt: skip  # pragma: no cover
+    claims = np.zeros(1, np.int64)
     given = tiles, x, weight, width, block_bytes, bias, out, tokens, outputs, inputs
-    share(_multiply_share, threads, given)
+    share(_multiply_share, threads, (claims.ctypes.data, *given))
+    claims[0] = 0  # named here, as an array is given back after it was named last
 
 
 @parallel_kernel

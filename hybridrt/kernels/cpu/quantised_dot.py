@@ -30,9 +30,9 @@ from hybridrt.kernels.cpu.vectors import (
 )
 from hybridrt.kernels.cpu.whole_inputs import TOO_MUCH
 
-AHEAD = 1024 if HAS_TILES else 8192
+AHEAD = 8192 if HAS_REGISTERS and not HAS_TILES else 1024
 """Bytes by which reading weights into the nearest cache is ahead of multiplying them, as measured
-on both."""
+with AMX, with AVX-512 alone, and with neither."""
 
 FURTHER = 7168 if HAS_TILES else 0
 """Bytes by which reading them into the second cache is further ahead, if at all: the nearest one

@@ -37,12 +37,11 @@ from hybridrt.kernels.cpu.tile_registers import (
     release_tiles,
     take_tiles,
 )
-from hybridrt.kernels.cpu.vectors import HAS_REGISTERS, aligned, pointer
+from hybridrt.kernels.cpu.vectors import aligned, pointer
 from hybridrt.kernels.cpu.whole_inputs import make_whole, of_groups, row_bytes
 
-FEW = 2 * MOST_VECTORS if HAS_REGISTERS else 1
-"""Tokens for which weights are widened again with every turn of them. With AVX2 outputs take turns,
-too."""
+FEW = 2 * MOST_VECTORS
+"""Tokens for which weights are widened again with every turn of them."""
 
 FEWEST_BY_BYTES, FEWEST_BY_PAIRS = 10, 8
 """Tokens that AMX multiplies with weights of 8 bits, and of 4: fewer take less time in one turn or
