@@ -153,7 +153,7 @@ def test_threads_claim_outputs_with_the_same_bits(tokens: int, gates: bool) -> N
     try:
         numba.set_num_threads(1)
         alone = run(x, *args)
-        numba.set_num_threads(min(2, before))
+        numba.set_num_threads(min(2, numba.config.NUMBA_NUM_THREADS))
         for _ in range(20):  # as who claims what is chance
             assert torch.equal(run(x, *args), alone)
     finally:
