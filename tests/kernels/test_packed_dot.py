@@ -51,7 +51,7 @@ def _multiply(
         wide = torch.full((pairs, 2, OUTPUTS), torch.nan)
         _widen(block.data_ptr(), pairs, wide.data_ptr())
         block = wide
-    args = x.data_ptr(), 2 * x.stride(0), pairs, out.data_ptr(), block.data_ptr()
+    args = x.data_ptr(), 2 * x.stride(0), pairs, out.data_ptr(), block.data_ptr(), 4 * OUTPUTS
     _RUNS[by_pairs, widened, in_parts](len(x), block.data_ptr(), *args)
     return out
 

@@ -64,24 +64,25 @@ def make_packed_dot(
     widened: bool = False,
     in_parts: bool = not HAS_REGISTERS,
 ) -> Callable[..., Any]:
-    """A function `(count, room, block, vectors, vector_bytes, pairs, sums, ahead)`, compiled.
+    """A function `(count, room, block, vectors, vector_bytes, pairs, sums, ahead, step)`, compiled.
 
     All are addresses or numbers: one of `counts`, what `room_for_inputs` gives, of a block, of the
     first of `count` vectors, `vector_bytes` apart, of so many pairs, and of
-    `float32[count, OUTPUTS]`, to which it adds. With every pair it begins to read the next so many
-    `lines` of those that lie from `ahead` on. A block that is `widened` is what `widen_block`
-    writes. Outputs are taken `in_parts` where registers don't hold all sums.
+    `float32[count, OUTPUTS]`, to which it adds. With every pair it begins to read the next `step`
+    bytes of what lies from `ahead` on, at so many places: as many as there are `lines` in them at
+    most. A block that is `widened` is what `widen_block` writes. Outputs are taken `in_parts` where
+    registers don't hold all sums.
     """
 
     @intrinsic
-    def dot(context, count, room, block, vectors, vector_bytes, pairs, sums, ahead):
+    def dot(context, count, room, block, vectors, vector_bytes, pairs, sums, ahead, step):
         def code(context, builder, signature, args):
             for number in counts:
                 with builder.if_then(builder.icmp_signed("==", args[0], _LONG(number))):
                     _Dot(builder, number, lines, widened, in_parts).write(by_pairs, *args[1:])
             return context.get_dummy_value()
 
-        return types.none(*[types.int64] * 8), code
+        return types.none(*[types.int64] * 9), code
 
     return dot
 
@@ -121,14 +122,14 @@ class _Dot:
         places = [(t, r) for t in self.vectors for r in range(REGISTERS)]
         self.totals = {place: alloca_once_value(builder, all_lanes(0.0)) for place in places}
 
-    def write(self, by_pairs, room, block, vectors, vector_bytes, pairs, sums, ahead):
+    def write(self, by_pairs, room, block, vectors, vector_bytes, pairs, sums, ahead, step):
         b = self.builder
         given = [b.add(vectors, b.mul(vector_bytes, _LONG(t))) for t in self.vectors]
         if by_pairs:
             with self._in_registers(sums, range(REGISTERS)):
-                self._add_pairs(block, given, pairs, ahead)
+                self._add_pairs(block, given, pairs, ahead, step)
         else:
-            self._add_halves(room, block, given, pairs, ahead, sums)
+            self._add_halves(room, block, given, pairs, ahead, step, sums)
 
     @contextmanager
     def _in_registers(self, sums, part):
@@ -154,10 +155,10 @@ class _Dot:
                     at = self._at(to, 4 * (half * OUTPUTS + LANES * r), _FLOATS)
                     b.store(weight, at, align=4)
 
-    def _add_pairs(self, block, vectors, pairs, ahead):
+    def _add_pairs(self, block, vectors, pairs, ahead, step):
         b = self.builder
         with for_range(b, pairs) as loop:
-            self._begin_to_read(ahead, loop.index, self.lines)
+            self._begin_to_read(ahead, loop.index, self.lines, step)
             weights = self._weights(block, loop.index, range(REGISTERS), _PAIRS, 4 * OUTPUTS, 0)
             for t, vector in enumerate(vectors):
                 pair = self._at(b.add(vector, self._times(loop.index, 4)), 0, INT32)
@@ -166,7 +167,7 @@ class _Dot:
                     total = self.totals[t, r]
                     b.store(add_product(b, b.load(total), weight, pair, True), total)
 
-    def _add_halves(self, room, block, vectors, pairs, ahead, sums):
+    def _add_halves(self, room, block, vectors, pairs, ahead, step, sums):
         """Some pairs at a time, whose inputs are widened beforehand: all outputs use them."""
         b, most, alone = self.builder, _LONG(WIDENED), len(self.parts) == 1
         turns = b.udiv(b.add(pairs, _LONG(WIDENED - 1)), most)
@@ -178,20 +179,20 @@ class _Dot:
             for t, vector in enumerate(vectors):
                 own = b.add(room, _LONG(t * _WIDE_BYTES))
                 self._widen(b.add(vector, self._times(first, 4)), some, own)
-            share = self.lines // len(self.parts)
-            then = b.add(ahead, self._times(first, LINE * self.lines))
+            lines, own = self.lines // len(self.parts), b.udiv(step, _LONG(len(self.parts)))
+            then = b.add(ahead, b.mul(first, step))
             for part in self.parts:
                 with nullcontext() if alone else self._in_registers(sums, part):
-                    self._add_part(part, room, block, first, some, then, share)
+                    self._add_part(part, room, block, first, some, then, lines, own)
                 # In order: with every fourth line first, nothing was there when it was needed.
-                then = b.add(then, self._times(some, LINE * share))
+                then = b.add(then, b.mul(some, own))
 
-    def _add_part(self, part, room, block, first, some, ahead, lines):
+    def _add_part(self, part, room, block, first, some, ahead, lines, step):
         """Adds to the sums of one part of the outputs."""
         b = self.builder
         with for_range(b, some) as loop:
             pair = b.add(first, loop.index)
-            self._begin_to_read(ahead, loop.index, lines)
+            self._begin_to_read(ahead, loop.index, lines, step)
             of_pair = b.add(room, self._times(loop.index, 4))
             # The second halves first, as an instruction for pairs adds them.
             for half, weights in reversed([*enumerate(self._halves(block, pair, part))]):
@@ -228,10 +229,12 @@ class _Dot:
         places = [4 * (half * OUTPUTS + LANES * r) for r in part]
         return [self.builder.load(self._at(row, place, kind), align=4) for place in places]
 
-    def _begin_to_read(self, ahead, turn, lines):
-        first = self.builder.add(ahead, self._times(turn, LINE * lines))
-        for line in range(lines):
-            begin_to_read(self.builder, self.builder.add(first, _LONG(LINE * line)), ONCE)
+    def _begin_to_read(self, ahead, turn, lines, step):
+        place = self.builder.add(ahead, self.builder.mul(turn, step))
+        to_next = self.builder.udiv(step, _LONG(lines))
+        for _ in range(lines):
+            begin_to_read(self.builder, place, ONCE)
+            place = self.builder.add(place, to_next)
 
     def _at(self, address, offset, kind):
         return self.builder.inttoptr(self.builder.add(address, _LONG(offset)), kind.as_pointer())

@@ -59,7 +59,7 @@ MOST_DIRECT = MOST_VECTORS if HAS_REGISTERS else 1
 turns, which would read lines that aren't neighbours."""
 
 LINES = 4 * OUTPUTS // LINE  # of a pair for all outputs of a block
-PART = LINES // 2 if HAS_REGISTERS else LINES  # of these, which a turn begins to read
+PART = LINES // 2 if HAS_REGISTERS else LINES  # places where one of few turns begins to read
 SMALL = 2**18  # weights: beyond it another thread is worth waking
 FEWEST_SHARED = 192  # tokens of a worker: of fewer, a weight takes long to read for each
 FEW = 8  # tokens whose products take about as long as reading a weight from memory
@@ -112,6 +112,7 @@ def packed_linear(
 # What no number of tokens takes isn't compiled.
 _dot = make_packed_dot(range(1, MOST_DIRECT + 1), LINES)
 _dot_some = make_packed_dot(range(3 if HAS_REGISTERS else 2, MOST_VECTORS + 1), PART)
+_dot_more = make_packed_dot(range(4, MOST_VECTORS + 1), 1)
 _dot_wide = make_packed_dot(range(4, MOST_VECTORS + 1), PART, by_pairs=False, widened=True)
 
 
@@ -120,7 +121,7 @@ _dot_wide = make_packed_dot(range(4, MOST_VECTORS + 1), PART, by_pairs=False, wi
 def _dot_few(count, room, block, vectors, vector_bytes, pairs, sums, ahead):
     # pragma: no cover  (compiled, as all below)
     """In one place, as the compiler writes all of it out wherever it stands."""
-    _dot(count, room, block, vectors, vector_bytes, pairs, sums, ahead)
+    _dot(count, room, block, vectors, vector_bytes, pairs, sums, ahead, 4 * OUTPUTS)
 
 
 @inner
@@ -129,9 +130,11 @@ def _dot_in_turns(room, block, vectors, vector_bytes, pairs, sums, tokens, follo
     # pragma: no cover
     """Takes some pairs at a time through all turns, while the next pairs come from memory.
 
-    A turn asks for a `PART` of them: of halves, the next one for the other.
+    Each turn asks for its share of them, as a core can wait for some dozens of lines only: asked
+    for in the first turns, most would hold up what these read.
     """
     turns = (tokens + MOST_VECTORS - 1) // MOST_VECTORS
+    step = (4 * OUTPUTS + turns - 1) // turns
     widened = turns >= FEWEST_WIDENED
     most = FEW_PAIRS if turns == 2 or widened else PAIRS
     wide = aligned(2 * FEW_PAIRS * OUTPUTS if widened else 0)
@@ -145,13 +148,16 @@ def _dot_in_turns(room, block, vectors, vector_bytes, pairs, sums, tokens, follo
             end = tokens * (turn + 1) // turns
             given = vectors + vector_bytes * first + 4 * pair
             into = sums + 4 * OUTPUTS * first
-            of_turn = ahead + turn % (LINES // PART) * LINE * PART * some
+            of_turn = ahead + turn * step * some
             if widened:
                 _dot_wide(
-                    end - first, room, wide.ctypes.data, given, vector_bytes, some, into, of_turn
+                    end - first, room, wide.ctypes.data, given, vector_bytes, some, into, of_turn,
+                    step
                 )  # fmt: skip
+            elif BY_PAIRS and turns >= LINES:
+                _dot_more(end - first, room, part, given, vector_bytes, some, into, of_turn, step)
             else:
-                _dot_some(end - first, room, part, given, vector_bytes, some, into, of_turn)
+                _dot_some(end - first, room, part, given, vector_bytes, some, into, of_turn, step)
             first = end
 
 
