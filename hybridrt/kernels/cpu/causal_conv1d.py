@@ -128,6 +128,35 @@ def _result(taps, shift, inputs, silu):  # pragma: no cover
 
 @inner
 @no_type_check
+def _convolve_last(
+    like, places, taps, shift, size, silu, result, then, states, stride
+):  # fmt: skip  # pragma: no cover
+    """A row's last token, of `FOUR` taps which all see something; else as `_convolve_token` does.
+
+    It begins to read the next row's state, too, at `states`, inputs `stride` numbers apart.
+    """
+    of_taps, begins, out = pointer(taps), pointer(shift), pointer(result)
+    first = pointer(elements(places[0], size, like))
+    second = pointer(elements(places[1], size, like))
+    third = pointer(elements(places[2], size, like))
+    own = pointer(elements(places[3], size, like))
+    coming, of_next = pointer(elements(then, size, like)), pointer(elements(states, size, like))
+    for c in range(0, size, LANES):
+        count, begin = min(LANES, size - c), load(begins, c)
+        of_each = (
+            load(of_taps, c), load(of_taps, CHANNELS + c), load(of_taps, 2 * CHANNELS + c),
+            load(of_taps, 3 * CHANNELS + c)
+        )  # fmt: skip
+        a, b = load_up_to(first, c, count), load_up_to(second, c, count)
+        seen = a, b, load_up_to(third, c, count), load_up_to(own, c, count)
+        store_up_to(_result(of_each, begin, seen, silu), out, c, count)
+        prefetch(coming, c)
+        for k in range(FOUR - 1):
+            prefetch(of_next, k * stride + c)
+
+
+@inner
+@no_type_check
 def _convolve_four(
     like, first, stride, taps, shift, size, silu, result, result_stride
 ):  # fmt: skip  # pragma: no cover
@@ -219,9 +248,9 @@ def _convolve(
     _turn(elements(weight + item * first * width, size * width, like), size, width, taps)
     places, last = np.empty(width, np.int64), width if given.before != 0 else 0
     products = np.empty(item * last * size, np.uint8)  # of the last tokens, as far as taps reach
-    tokens, has_state = starts(rows), has_initial(rows)
+    num_rows, tokens, has_state = live(rows), starts(rows), has_initial(rows)
     source, target = sources(rows), targets(rows)
-    for row in range(live(rows)):
+    for row in range(num_rows):
         begin, count, is_given = tokens[row], tokens[row + 1] - tokens[row], has_state[row] != 0
         x, x_step = given.x + item * (begin * given.x_stride + first), item * given.x_stride
         before_step, after_step = item * given.before_stride, item * given.after_stride
@@ -247,8 +276,15 @@ def _convolve(
                 places[k] = _seen(
                     t + k - history, own, step, last, earlier, history, channels, is_given, item
                 )  # fmt: skip
-            then = x + x_step * (t + AHEAD)
-            _convolve_token(like, places, taps, shift, size, silu, elements(at, size, like), then)
+            then, result = x + x_step * (t + AHEAD), elements(at, size, like)
+            if width == FOUR and places[0] != 0 and t + 1 == count:
+                following = source[min(row + 1, num_rows - 1)] * rows.stride + first
+                _convolve_last(
+                    like, places, taps, shift, size, silu, result, then, states + item * following,
+                    channels
+                )  # fmt: skip
+            else:
+                _convolve_token(like, places, taps, shift, size, silu, result, then)
             if given.after != 0:
                 _times(like, after + after_step * t, at, size, at, AHEAD * after_step)
             t += 1
