@@ -46,7 +46,7 @@ from hybridrt.kernels.reference import selective_scan as reference
 
 AHEAD = 4  # tokens, from beginning to read one to using it: each lies in other pages of memory
 FEWEST_TOKENS = 16  # of a row, for whose states it is worth to be turned
-CHANNELS = 64  # a thread's share: its states, and a token's x and dt, stay in its L1 cache
+CHANNELS = 64  # at once: their states, and a token's x and dt, stay in a thread's L1 cache
 
 
 def selective_scan(
@@ -82,15 +82,21 @@ def _work(
     worker, workers, like, x, dt, A, B, C, D, rows, state_like, states, y, channels, state_size
 ):  # fmt: skip  # pragma: no cover  (compiled, as all below)
     """A worker's shares of the channels of all rows, one row after the other, as states lie."""
-    begins, shares = row_starts(rows), (channels + CHANNELS - 1) // CHANNELS
-    near, sums = aligned(CHANNELS * state_size), aligned(CHANNELS)
+    begins, tokens = row_starts(rows), starts(rows)
+    # A single token needs its states once: what it has of the channels is taken as a whole.
+    whole = (channels + workers * CHANNELS - 1) // (workers * CHANNELS) * CHANNELS
+    near, sums = aligned(whole * state_size), aligned(whole)
     lanes, rates_of_lanes = aligned(CHANNELS * LANES), aligned(CHANNELS * LANES)
     for run in range(len(begins) - 1):
+        begin, end = begins[run], begins[run + 1]
+        size = whole if tokens[end] - tokens[begin] == 1 else CHANNELS
+        shares = (channels + size - 1) // size
         # Of each row, since some are long; in turns, so that few shares of many rows are divided.
         share, last = jobs_of((worker + run * shares) % workers, workers, shares)
         while share < last:
+            first = share * size
             _run(
-                begins[run], begins[run + 1], share * CHANNELS, like, x, dt, A, B, C, D, rows,
+                begin, end, first, min(size, channels - first), like, x, dt, A, B, C, D, rows,
                 state_like, states, y, channels, state_size, near, sums, lanes, rates_of_lanes
             )  # fmt: skip
             share += 1
@@ -99,13 +105,12 @@ def _work(
 @inner_fast
 @no_type_check
 def _run(
-    begin, end, first, like, x, dt, A, B, C, D, rows, state_like, states, y, channels, state_size,
-    near, sums, lanes, rates_of_lanes
+    begin, end, first, count, like, x, dt, A, B, C, D, rows, state_like, states, y, channels,
+    state_size, near, sums, lanes, rates_of_lanes
 ):  # fmt: skip  # pragma: no cover
-    """The channels of a share, the `first` and those behind it, of rows that go on as one."""
+    """So many channels of a share, from the `first` one on, of rows that go on as one."""
     tokens, given_one = starts(rows), has_initial(rows)
     from_page, to_page = sources(rows), targets(rows)
-    count = min(CHANNELS, channels - first)
     by_vectors = state_size == LANES and count % LANES == 0  # as nearly all have
     rates = singles(A + 4 * first * state_size, count * state_size)
     if by_vectors and tokens[end] - tokens[begin] >= FEWEST_TOKENS:
