@@ -123,13 +123,16 @@ def _drawn(logits, largest, temperature, least, uniform):  # pragma: no cover
 @inner
 @no_type_check
 def _largest(logits):  # pragma: no cover
-    numbers, whole = pointer(logits), len(logits) // LANES * LANES
+    numbers, whole = pointer(logits), len(logits) // (4 * LANES) * (4 * LANES)
     top = logits[0]
-    if whole:
-        high = load(numbers, 0)
-        for i in range(LANES, whole, LANES):
-            high = larger(load(numbers, i), high)
-        top = largest_lane(high)
+    if whole:  # by four vectors, of which none waits for another
+        a, b = load(numbers, 0), load(numbers, LANES)
+        c, d = load(numbers, 2 * LANES), load(numbers, 3 * LANES)
+        for i in range(4 * LANES, whole, 4 * LANES):
+            a, b = larger(load(numbers, i), a), larger(load(numbers, i + LANES), b)
+            c = larger(load(numbers, i + 2 * LANES), c)
+            d = larger(load(numbers, i + 3 * LANES), d)
+        top = largest_lane(larger(larger(a, b), larger(c, d)))
     for i in range(whole, len(logits)):
         top = max(top, logits[i])
     return top
