@@ -130,8 +130,8 @@ def _dot_in_turns(room, block, vectors, vector_bytes, pairs, sums, tokens, follo
     # pragma: no cover
     """Takes some pairs at a time through all turns, while the next pairs come from memory.
 
-    Each turn asks for its share of them, as a core can wait for some dozens of lines only: asked
-    for in the first turns, most would hold up what these read.
+    Each turn asks for its share of them, as a core can wait for some dozens of lines only: when the
+    first turns asked for all, steps took longer.
     """
     turns = (tokens + MOST_VECTORS - 1) // MOST_VECTORS
     step = (4 * OUTPUTS + turns - 1) // turns

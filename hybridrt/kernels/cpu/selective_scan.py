@@ -83,13 +83,15 @@ def _work(
 ):  # fmt: skip  # pragma: no cover  (compiled, as all below)
     """A worker's shares of the channels of all rows, one row after the other, as states lie."""
     begins, tokens = row_starts(rows), starts(rows)
-    # A single token needs its states once: what it has of the channels is taken as a whole.
+    # A single token needs its states once: if they can stay where they are, all of a worker's
+    # channels are taken as a whole.
     whole = (channels + workers * CHANNELS - 1) // (workers * CHANNELS) * CHANNELS
     near, sums = aligned(whole * state_size), aligned(whole)
     lanes, rates_of_lanes = aligned(CHANNELS * LANES), aligned(CHANNELS * LANES)
     for run in range(len(begins) - 1):
         begin, end = begins[run], begins[run + 1]
-        size = whole if tokens[end] - tokens[begin] == 1 else CHANNELS
+        is_one = tokens[end] - tokens[begin] == 1 and state_like.itemsize == 4
+        size = whole if is_one else CHANNELS
         shares = (channels + size - 1) // size
         # Of each row, since some are long; in turns, so that few shares of many rows are divided.
         share, last = jobs_of((worker + run * shares) % workers, workers, shares)
