@@ -131,13 +131,15 @@ def _gate_blocks(
     streaming = streams(tokens, out, outputs)
     job = next_job(claims, -1)
     while job < runs * parts:
-        later = next_job(claims, job)
         token, first = job // runs * count, begin + job % runs * most
         some, run = min(count, tokens - token), min(most, end - first)
-        after = begin + later % runs * most
+        later = job
         for i in range(2 * run):
             n = first + i if i < run else blocks + first + i - run
-            then = blocks + first if i + 1 == run else after if i + 1 == 2 * run else n + 1
+            then = blocks + first if i + 1 == run else n + 1
+            if i + 1 == 2 * run:  # not claimed before: others would be done while it waits
+                later = next_job(claims, job)
+                then = begin + later % runs * most
             sums = gates[i] if i < run else values
             if not anew:
                 begin_sums(sums, bias, n, OUTPUTS, some)

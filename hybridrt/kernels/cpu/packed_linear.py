@@ -258,16 +258,21 @@ def _multiply_blocks(
     streaming = streams(tokens, out, 2 * outputs)
     job = next_job(claims, -1)
     while job < jobs:
-        later = next_job(claims, job)
         part, n = job // own * most, begin + job % own
         some = min(most, tokens - part)
         vectors = x + 2 * inputs * part
         size = min(OUTPUTS, outputs - n * OUTPUTS)
         block = weight + n * per_job * block_bytes
-        following = weight + (begin + later % own) * per_job * block_bytes
         anew = tiles and bias == 0
         if not anew:
             begin_sums(sums, bias, n, size, some)
+        done = (inputs // 2 - 1) // PAIRS * PAIRS if claims != 0 else 0
+        if done > 0:
+            rest = block + 4 * OUTPUTS * done
+            add_products(0, 0, block, vectors, 2 * inputs, done, of_sums, some, rest)
+        # Not claimed before it has to be read: others would be done while it waits.
+        later = next_job(claims, job)
+        following = weight + (begin + later % own) * per_job * block_bytes
         if tiles:
             # Where the second half of the outputs isn't there, the first one is multiplied again.
             half_bytes = 2 * OUTPUTS if per_job == 1 else block_bytes if size > width else 0
@@ -277,7 +282,8 @@ def _multiply_blocks(
             )  # fmt: skip
         else:
             add_products(
-                0, 0, block, vectors, 2 * inputs, inputs // 2, of_sums, some, following
+                0, 0, block + 4 * OUTPUTS * done, vectors + 4 * done, 2 * inputs,
+                inputs // 2 - done, of_sums, some, following
             )  # fmt: skip
         results = out + 2 * (part * outputs + n * OUTPUTS)
         write_results(totals, some, size, results, outputs, streaming)
