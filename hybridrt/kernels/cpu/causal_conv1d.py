@@ -118,6 +118,16 @@ def _convolve_token(like, places, taps, shift, size, silu, result, then):
 
 @inline
 @no_type_check
+def _four_taps(taps, c):  # pragma: no cover
+    """What a vector of channels, from `c` on, has of each."""
+    return (
+        load(taps, c), load(taps, CHANNELS + c), load(taps, 2 * CHANNELS + c),
+        load(taps, 3 * CHANNELS + c)
+    )  # fmt: skip
+
+
+@inline
+@no_type_check
 def _result(taps, shift, inputs, silu):  # pragma: no cover
     """Of one token, from its inputs of all taps; summed as in `_convolve_token`."""
     total = fma(taps[0], inputs[0], shift)
@@ -142,11 +152,7 @@ def _convolve_last(
     own = pointer(elements(places[3], size, like))
     coming, of_next = pointer(elements(then, size, like)), pointer(elements(states, size, like))
     for c in range(0, size, LANES):
-        count, begin = min(LANES, size - c), load(begins, c)
-        of_each = (
-            load(of_taps, c), load(of_taps, CHANNELS + c), load(of_taps, 2 * CHANNELS + c),
-            load(of_taps, 3 * CHANNELS + c)
-        )  # fmt: skip
+        count, begin, of_each = min(LANES, size - c), load(begins, c), _four_taps(of_taps, c)
         a, b = load_up_to(first, c, count), load_up_to(second, c, count)
         seen = a, b, load_up_to(third, c, count), load_up_to(own, c, count)
         store_up_to(_result(of_each, begin, seen, silu), out, c, count)
@@ -168,11 +174,7 @@ def _convolve_four(
     x, out = pointer(elements(first, size, like)), pointer(elements(result, size, like))
     of_taps, begins = pointer(taps), pointer(shift)
     for i in range(0, size, LANES):
-        count, begin = min(LANES, size - i), load(begins, i)
-        of_each = (
-            load(of_taps, i), load(of_taps, CHANNELS + i), load(of_taps, 2 * CHANNELS + i),
-            load(of_taps, 3 * CHANNELS + i)
-        )  # fmt: skip
+        count, begin, of_each = min(LANES, size - i), load(begins, i), _four_taps(of_taps, i)
         a, b = load_up_to(x, i, count), load_up_to(x, i + stride, count)
         c, d = load_up_to(x, i + 2 * stride, count), load_up_to(x, i + 3 * stride, count)
         e, f = load_up_to(x, i + 4 * stride, count), load_up_to(x, i + 5 * stride, count)

@@ -179,13 +179,13 @@ class _Dot:
             for t, vector in enumerate(vectors):
                 own = b.add(room, _LONG(t * _WIDE_BYTES))
                 self._widen(b.add(vector, self._times(first, 4)), some, own)
-            lines, own = self.lines // len(self.parts), b.udiv(step, _LONG(len(self.parts)))
+            lines, of_part = self.lines // len(self.parts), b.udiv(step, _LONG(len(self.parts)))
             then = b.add(ahead, b.mul(first, step))
             for part in self.parts:
                 with nullcontext() if alone else self._in_registers(sums, part):
-                    self._add_part(part, room, block, first, some, then, lines, own)
+                    self._add_part(part, room, block, first, some, then, lines, of_part)
                 # In order: with every fourth line first, nothing was there when it was needed.
-                then = b.add(then, b.mul(some, own))
+                then = b.add(then, b.mul(some, of_part))
 
     def _add_part(self, part, room, block, first, some, ahead, lines, step):
         """Adds to the sums of one part of the outputs."""
