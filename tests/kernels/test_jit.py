@@ -24,6 +24,8 @@ from hybridrt.kernels.cpu.share import run_workers, share, share_each
 MODULES = [name for _, name, _ in pkgutil.iter_modules(kernels.__path__, f"{kernels.__name__}.")]
 
 _PROGRAM = """
+import sys
+
 import numpy as np
 from hybridrt.kernels.cpu.bfloat16 import integers
 from hybridrt.kernels.cpu.jit import apart, calls, kernel
@@ -48,18 +50,19 @@ def run(numbers, count):
 
 numbers = np.zeros(3, np.int64)
 run(numbers.ctypes.data, 2)
-print(*numbers, sum(run._compiled.stats.cache_hits.values()))
+print(*numbers, sum(run._compiled.stats.cache_hits.values()), "numba.cpython.setobj" in sys.modules)
 """
 
 
 def test_a_process_finds_what_another_one_compiled(tmp_path: Path) -> None:
+    """And reads it without all that numba needs to compile anything."""
     program = tmp_path / "program.py"
     program.write_text(_PROGRAM)
-    for hits in (0, 1):
+    for hits, is_ready in ((0, "True"), (1, "False")):
         result = subprocess.run(
             [sys.executable, str(program)], capture_output=True, text=True, check=True
         )
-        assert result.stdout.split() == ["6", "6", "0", str(hits)]
+        assert result.stdout.split() == ["6", "6", "0", str(hits), is_ready]
 
 
 def _names(code: CodeType) -> Iterator[str]:

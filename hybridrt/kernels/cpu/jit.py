@@ -21,6 +21,7 @@ from llvmlite import binding
 from numba.core import types
 from numba.extending import typeof_impl
 
+from hybridrt.kernels.cpu.on_disk import Callback, OnDisk
 from hybridrt.kernels.cpu.parts import Part
 from hybridrt.kernels.tape import recording
 
@@ -89,7 +90,7 @@ def _load(part: Any) -> Any:
     for other in parts_of(function):
         _load(other)
     options: dict[str, Any] = {"parallel": True} if parallel else {}
-    compiled = numba.cfunc(part.sig, cache=True, error_model="numpy", **options)(function)
+    compiled = Callback(function, part.sig, {"error_model": "numpy", **options})
     binding.add_symbol(part.symbol, compiled.address)
     return compiled
 
@@ -147,7 +148,9 @@ class Kernel:
 
 
 def _compiles(function: Function, **options: Any) -> Kernel:
-    return Kernel(numba.njit(**options, cache=True)(function))
+    compiled: Any = numba.njit(**options)(function)
+    compiled._cache = OnDisk(function)
+    return Kernel(compiled)
 
 
 kernel: Decorator = partial(_compiles, **_OPTIONS)
