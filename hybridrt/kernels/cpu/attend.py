@@ -51,9 +51,10 @@ from hybridrt.kernels.cpu.tile_registers import (
     release_tiles,
     take_tiles,
 )
-from hybridrt.kernels.cpu.vectors import LANES, aligned, pointer
+from hybridrt.kernels.cpu.vectors import HAS_REGISTERS, LANES, aligned, pointer
 
-SHARE = 400_000  # products that are worth a thread: 20 us with cold caches
+SHARE = 400_000 if HAS_REGISTERS else 200_000
+"""Products that are worth a thread: 20 us with cold caches."""
 
 FEW_HEADS = 8
 """Of a key head: for them reading takes as long as to multiply numbers that were widened."""

@@ -11,6 +11,7 @@ from hybridrt.kernels.cpu.jit import apart, inner
 from hybridrt.kernels.cpu.pair_order import PAIRS, one_behind_another, side_by_side
 from hybridrt.kernels.cpu.pair_tile import (
     MOST_HEADS,
+    MOST_SUMMED,
     TOKENS,
     Multiplied,
     Widened,
@@ -19,7 +20,7 @@ from hybridrt.kernels.cpu.pair_tile import (
 )
 from hybridrt.kernels.cpu.pairs import BY_PAIRS
 from hybridrt.kernels.cpu.vector_math import mul, splat
-from hybridrt.kernels.cpu.vectors import LANES, load, load_up_to, pointer, store
+from hybridrt.kernels.cpu.vectors import HAS_REGISTERS, LANES, load, load_up_to, pointer, store
 
 STEP = 32
 """Tokens, of which first keys are read and then values: all stay in the nearest cache."""
@@ -125,9 +126,10 @@ def add_tile(
     by_pairs, heads, size, weights, kept, values, places, tokens, ahead, leap, sums, sum_bytes
 ):  # fmt: skip  # pragma: no cover
     """Adds weighted values of a tile of tokens, as `add_values` does, of `size` numbers."""
-    groups, d = (heads + MOST_HEADS - 1) // MOST_HEADS, 0
+    groups, d = (heads + MOST_SUMMED - 1) // MOST_SUMMED, 0
+    takes_two = HAS_REGISTERS or heads == 1  # lines, whose sums are four vectors of each head
     while d < size:
-        numbers = 2 * PAIRS if d + 2 * PAIRS <= size else min(PAIRS, size - d)
+        numbers = 2 * PAIRS if takes_two and d + 2 * PAIRS <= size else min(PAIRS, size - d)
         for group in range(groups):
             first, stop = heads * group // groups, heads * (group + 1) // groups
             to_read = (ahead, leap) if group == 0 else (0, 0)

@@ -20,7 +20,7 @@ class OnDisk(FunctionCache):
         """What was compiled for such arguments, or None.
 
         Of what numba makes ready for compiled code to call, kernels need its allocator alone, for
-        loops over threads. Hashes and random numbers of numba's would need more.
+        loops over threads.
         """
         rtsys.initialize(target_context)
         return self._load_overload(sig, target_context)

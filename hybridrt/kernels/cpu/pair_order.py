@@ -50,7 +50,7 @@ def _permute(builder, line, order):
 
 
 def add_lanes(builder: Any, vectors: Sequence[Any]) -> Any:
-    """The sums of the lanes of 4, 8 or 16 vectors, in a vector of as many lanes."""
+    """The sums of the lanes of up to 16 vectors, a power of two, in a vector of as many lanes."""
     placed, width = vectors, LANES
     while len(placed) > 1:
         half = len(placed) // 2

@@ -26,6 +26,7 @@ from hybridrt.kernels.cpu.packed_dot import LINE
 from hybridrt.kernels.cpu.pair_order import PAIRS, add_lanes
 from hybridrt.kernels.cpu.pairs import add_product, as_singles, next_to_each_other
 from hybridrt.kernels.cpu.vectors import (
+    HAS_REGISTERS,
     INT32,
     IS_ZEN,
     LANES,
@@ -36,10 +37,14 @@ from hybridrt.kernels.cpu.vectors import (
     in_each_lane,
 )
 
-TOKENS = (16, 8, 8, 4, 4, 4)
-"""At once, by the number of heads less one: as many sums as there are registers for."""
+TOKENS = (16, 8, 8, 4, 4, 4) if HAS_REGISTERS else (4, 2, 1, 1)
+"""At once, by the number of heads less one: as many sums as there are registers for. With AVX2 each
+is two of 16, else one of 32."""
 
 MOST_HEADS = len(TOKENS)
+
+MOST_SUMMED = MOST_HEADS if HAS_REGISTERS else 2
+"""Heads whose sums of a line of values, of which each has as many as two tokens, stay there."""
 
 NEARNESS = ONCE if IS_ZEN else 2
 """How near what comes is brought. On AMD's processors into the nearest cache: what lies in the
@@ -95,17 +100,15 @@ def make_add_values(form: type["Tile"]) -> Callable[..., Any]:
     ):
         def code(context, builder, signature, args):
             heads, numbers, *rest = args
-            is_one = builder.icmp_signed("<=", numbers, _LONG(PAIRS))
-            for count in range(1, MOST_HEADS + 1):
-                tile, is_count = (
-                    form(builder, count),
-                    builder.icmp_signed("==", heads, _LONG(count)),
-                )
-                with builder.if_then(is_count), builder.if_else(is_one) as (one, two):
-                    with one:
+            for count in range(1, MOST_SUMMED + 1):
+                tile = form(builder, count)
+                with builder.if_then(builder.icmp_signed("==", heads, _LONG(count))):
+                    for lines in (1, 2):
+                        is_so = builder.icmp_signed("==", numbers, _LONG(lines * PAIRS))
+                        with builder.if_then(is_so):
+                            tile.add_values(lines, None, *rest)
+                    with builder.if_then(builder.icmp_signed("<", numbers, _LONG(PAIRS))):
                         tile.add_values(1, numbers, *rest)
-                    with two:
-                        tile.add_values(2, None, *rest)
             return context.get_dummy_value()
 
         return types.none(*[types.int64] * 11), code
@@ -150,14 +153,16 @@ class Tile(ABC):
         queries = [b.add(query, b.mul(lines, _LONG(self.query_line))) for query in queries]
         self._add_keys(totals, queries, more, more_places, more_size, ahead, _LONG(0))
         found, count = [b.load(total) for total in totals.values()], len(tokens)
-        for first in range(0, len(found), LANES):
-            some = found[first : first + LANES]
-            sums = add_lanes(b, some)
-            for i in range(0, len(some), count):
+        first = 0
+        while first < len(found):
+            some = 1 << (min(LANES, len(found) - first).bit_length() - 1)
+            sums = add_lanes(b, found[first : first + some])
+            for i in range(0, some, count):
                 part = ir.Constant(ir.VectorType(INT32, count), list(range(i, i + count)))
                 row = b.shuffle_vector(sums, sums, part)
                 place = _at(b, scores, 4 * TILE * ((first + i) // count), row.type)
                 b.store(row, place, align=4)
+            first += some
 
     def add_values(
         self, lines, numbers, weights, kept, values, places, count, ahead, leap, sums, sum_bytes
