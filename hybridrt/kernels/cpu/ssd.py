@@ -35,7 +35,7 @@ from hybridrt.kernels.cpu.state_rows import (
 )
 from hybridrt.kernels.cpu.tile_registers import multiplies_tiles
 from hybridrt.kernels.cpu.vector_math import fma, mul, splat, store_sums
-from hybridrt.kernels.cpu.vectors import LANES, aligned, load, pointer, prefetch, store
+from hybridrt.kernels.cpu.vectors import HAS_REGISTERS, LANES, aligned, load, pointer, prefetch, store
 from hybridrt.kernels.reference import ssd as reference
 
 AHEAD = 8
@@ -232,22 +232,51 @@ def _take_on_twice(states, place, kept, updates, b, c, totals):  # pragma: no co
 @no_type_check
 def _step_of_vectors(h, values, step, kept, b, c, skip, result, like, sums):  # pragma: no cover
     """The same, where a state's rows are vectors: four rows at a time."""
-    size, zero, keeping = len(b), splat(np.float32(0)), splat(np.float32(kept))
-    ahead = AHEAD * size
+    size, keeping = len(b), splat(np.float32(kept))
     states, of_b, of_c, of_sums = pointer(h), pointer(b), pointer(c), pointer(sums)
     for p in range(0, len(values), 4):
         first, second = splat(step * as_float(values[p])), splat(step * as_float(values[p + 1]))
         third, fourth = splat(step * as_float(values[p + 2])), splat(step * as_float(values[p + 3]))
-        one, two, three, four = zero, zero, zero, zero
-        for n in range(0, size, LANES):
-            given, asked, at = load(of_b, n), load(of_c, n), p * size + n
-            one = _take_on(states, at, ahead, keeping, first, given, asked, one)
-            two = _take_on(states, at + size, ahead, keeping, second, given, asked, two)
-            three = _take_on(states, at + 2 * size, ahead, keeping, third, given, asked, three)
-            four = _take_on(states, at + 3 * size, ahead, keeping, fourth, given, asked, four)
+        at, then = p * size, (p + 2) * size
+        if HAS_REGISTERS:
+            one, two, three, four = _four_rows(
+                states, at, size, keeping, first, second, third, fourth, of_b, of_c
+            )
+        else:
+            one, two = _two_rows(states, at, size, keeping, first, second, of_b, of_c)
+            three, four = _two_rows(states, then, size, keeping, third, fourth, of_b, of_c)
         store_sums(one, two, three, four, of_sums, p)
     for p in range(len(values)):
         result[p] = as_element(sums[p] + skip * as_float(values[p]), like)
+
+
+@inline
+@no_type_check
+def _four_rows(
+    states, at, size, kept, first, second, third, fourth, b, c
+):  # fmt: skip  # pragma: no cover
+    """Takes rows on by a token; returns their sums. They have 12 registers at once."""
+    zero, ahead = splat(np.float32(0)), AHEAD * size
+    one, two, three, four = zero, zero, zero, zero
+    for n in range(0, size, LANES):
+        given, asked, place = load(b, n), load(c, n), at + n
+        one = _take_on(states, place, ahead, kept, first, given, asked, one)
+        two = _take_on(states, place + size, ahead, kept, second, given, asked, two)
+        three = _take_on(states, place + 2 * size, ahead, kept, third, given, asked, three)
+        four = _take_on(states, place + 3 * size, ahead, kept, fourth, given, asked, four)
+    return one, two, three, four
+
+
+@inline
+@no_type_check
+def _two_rows(states, at, size, kept, first, second, b, c):  # pragma: no cover
+    """The same of two, where a vector is two registers."""
+    one = two = splat(np.float32(0))
+    for n in range(0, size, LANES):
+        given, asked, place = load(b, n), load(c, n), at + n
+        one = _take_on(states, place, AHEAD * size, kept, first, given, asked, one)
+        two = _take_on(states, place + size, AHEAD * size, kept, second, given, asked, two)
+    return one, two
 
 
 @inline
@@ -262,22 +291,53 @@ def _two_steps(
     h, values, more, steps, kept, b, c, skip, result, next_result, like, sums
 ):  # fmt: skip  # pragma: no cover
     """A token and the next one, for which a state is read and written once."""
-    size, zeros = b.shape[1], (splat(np.float32(0)), splat(np.float32(0)))
-    keeping = (splat(kept[0]), splat(kept[1]))
+    size, keeping = b.shape[1], (splat(kept[0]), splat(kept[1]))
     states, of_b, of_c, of_sums = pointer(h), pointer(b), pointer(c), pointer(sums)
     for p in range(0, len(values), 4):
         first, second = _updates(steps, values, more, p), _updates(steps, values, more, p + 1)
         third, fourth = _updates(steps, values, more, p + 2), _updates(steps, values, more, p + 3)
-        one, two, three, four = zeros, zeros, zeros, zeros
-        for n in range(0, size, LANES):
-            given = (load(of_b, n), load(of_b, size + n))
-            asked, at = (load(of_c, n), load(of_c, size + n)), p * size + n
-            one = _take_on_twice(states, at, keeping, first, given, asked, one)
-            two = _take_on_twice(states, at + size, keeping, second, given, asked, two)
-            three = _take_on_twice(states, at + 2 * size, keeping, third, given, asked, three)
-            four = _take_on_twice(states, at + 3 * size, keeping, fourth, given, asked, four)
+        at = p * size
+        if HAS_REGISTERS:
+            one, two, three, four = _four_rows_twice(
+                states, at, size, keeping, first, second, third, fourth, of_b, of_c
+            )
+        else:
+            one = _row_twice(states, at, size, keeping, first, of_b, of_c)
+            two = _row_twice(states, at + size, size, keeping, second, of_b, of_c)
+            three = _row_twice(states, at + 2 * size, size, keeping, third, of_b, of_c)
+            four = _row_twice(states, at + 3 * size, size, keeping, fourth, of_b, of_c)
         store_sums(one[0], two[0], three[0], four[0], of_sums, p)
         store_sums(one[1], two[1], three[1], four[1], of_sums, len(values) + p)
     for p in range(len(values)):
         result[p] = as_element(sums[0, p] + skip * as_float(values[p]), like)
         next_result[p] = as_element(sums[1, p] + skip * as_float(more[p]), like)
+
+
+@inline
+@no_type_check
+def _four_rows_twice(
+    states, at, size, kept, first, second, third, fourth, b, c
+):  # fmt: skip  # pragma: no cover
+    """Takes rows on by two tokens; returns their sums. They have 22 registers at once."""
+    zeros = splat(np.float32(0)), splat(np.float32(0))
+    one, two, three, four = zeros, zeros, zeros, zeros
+    for n in range(0, size, LANES):
+        given = (load(b, n), load(b, size + n))
+        asked, place = (load(c, n), load(c, size + n)), at + n
+        one = _take_on_twice(states, place, kept, first, given, asked, one)
+        two = _take_on_twice(states, place + size, kept, second, given, asked, two)
+        three = _take_on_twice(states, place + 2 * size, kept, third, given, asked, three)
+        four = _take_on_twice(states, place + 3 * size, kept, fourth, given, asked, four)
+    return one, two, three, four
+
+
+@inline
+@no_type_check
+def _row_twice(states, at, size, kept, update, b, c):  # pragma: no cover
+    """The same of one, where a vector is two registers."""
+    sums = splat(np.float32(0)), splat(np.float32(0))
+    for n in range(0, size, LANES):
+        given = (load(b, n), load(b, size + n))
+        asked = (load(c, n), load(c, size + n))
+        sums = _take_on_twice(states, at + n, kept, update, given, asked, sums)
+    return sums
