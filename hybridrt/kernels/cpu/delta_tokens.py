@@ -13,7 +13,15 @@ import numpy as np
 from hybridrt.kernels.cpu.fours import FOUR, fma4, load4, mul4, store4, zeros4
 from hybridrt.kernels.cpu.jit import inline, inner
 from hybridrt.kernels.cpu.vector_math import fma, mul, splat, sub, sum_of_lanes
-from hybridrt.kernels.cpu.vectors import LANES, load_some, prefetch, store, store_some
+from hybridrt.kernels.cpu.vectors import (
+    HAS_REGISTERS,
+    LANES,
+    load,
+    load_some,
+    prefetch,
+    store,
+    store_some,
+)
 
 SCRATCH = 6  # vectors of keys, each `size` long: a head's channels and `LANES` more
 EIGHT = 2 * FOUR  # columns: of a row that is as long, a state is read as it lies in memory
@@ -149,9 +157,30 @@ def two_tokens(
     scratch, v, at_v, next_v, beta, next_beta, y, at_y, next_y
 ):  # fmt: skip  # pragma: no cover
     """A token and the next one, and `FOUR` columns."""
-    qk, second_of_k, second_of_q, qk_2 = _prepare_two(
+    products = _prepare_two(
         q, k, decay, at_k, next_k, at_decay, next_decay, one_a_head, k_dim, size, scratch
     )
+    if HAS_REGISTERS:
+        _two_of_four(
+            h, at, width, k, next_k, k_dim, size, scratch, v, at_v, next_v, beta, next_beta, y,
+            at_y, next_y, products
+        )  # fmt: skip
+    else:
+        for d in range(0, FOUR, LANES):
+            _two_of_one(
+                h, at + d, width, k, next_k, k_dim, size, scratch, v, at_v + d, next_v + d, beta,
+                next_beta, y, at_y + d, next_y + d, products
+            )  # fmt: skip
+
+
+@inner
+@no_type_check
+def _two_of_four(
+    h, at, width, k, next_k, k_dim, size, scratch, v, at_v, next_v, beta, next_beta, y, at_y,
+    next_y, products
+):  # fmt: skip  # pragma: no cover
+    """Of all columns at once: 16 sums."""
+    qk, second_of_k, second_of_q, qk_2 = products
     of_k, of_q, of_k_2, of_q_2 = zeros4(), zeros4(), zeros4(), zeros4()
     for i in range(k_dim):
         row = load4(h, at + i * width)
@@ -169,6 +198,33 @@ def two_tokens(
         row = mul4(load4(h, at + i * width), splat(scratch[2 * size + i]))
         row = fma4(splat(scratch[5 * size + i]), delta, row)
         store4(fma4(splat(k[next_k + i]), delta_2, row), h, at + i * width)
+
+
+@inner
+@no_type_check
+def _two_of_one(
+    h, at, width, k, next_k, k_dim, size, scratch, v, at_v, next_v, beta, next_beta, y, at_y,
+    next_y, products
+):  # fmt: skip  # pragma: no cover
+    """The same of one vector of columns, where that is two registers."""
+    qk, second_of_k, second_of_q, qk_2 = products
+    of_k = of_q = of_k_2 = of_q_2 = splat(np.float32(0))
+    for i in range(k_dim):
+        row = load(h, at + i * width)
+        of_k = fma(splat(scratch[i]), row, of_k)
+        of_q = fma(splat(scratch[size + i]), row, of_q)
+        of_k_2 = fma(splat(scratch[3 * size + i]), row, of_k_2)
+        of_q_2 = fma(splat(scratch[4 * size + i]), row, of_q_2)
+    delta = mul(splat(beta), sub(load(v, at_v), of_k))
+    store(fma(splat(qk), delta, of_q), y, at_y)
+    of_k_2 = fma(splat(second_of_k), delta, of_k_2)
+    of_q_2 = fma(splat(second_of_q), delta, of_q_2)
+    delta_2 = mul(splat(next_beta), sub(load(v, next_v), of_k_2))
+    store(fma(splat(qk_2), delta_2, of_q_2), y, next_y)
+    for i in range(k_dim):
+        row = mul(load(h, at + i * width), splat(scratch[2 * size + i]))
+        row = fma(splat(scratch[5 * size + i]), delta, row)
+        store(fma(splat(k[next_k + i]), delta_2, row), h, at + i * width)
 
 
 @inner

@@ -35,7 +35,15 @@ from hybridrt.kernels.cpu.state_rows import (
 )
 from hybridrt.kernels.cpu.tile_registers import multiplies_tiles
 from hybridrt.kernels.cpu.vector_math import fma, mul, splat, store_sums
-from hybridrt.kernels.cpu.vectors import HAS_REGISTERS, LANES, aligned, load, pointer, prefetch, store
+from hybridrt.kernels.cpu.vectors import (
+    HAS_REGISTERS,
+    LANES,
+    aligned,
+    load,
+    pointer,
+    prefetch,
+    store,
+)
 from hybridrt.kernels.reference import ssd as reference
 
 AHEAD = 8
