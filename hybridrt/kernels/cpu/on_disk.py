@@ -1,7 +1,7 @@
 """What numba compiled, read from disk without making numba ready to compile.
 
 numba does that before each read: it imports what it knows of Python's and of NumPy's functions, and
-looks through it for new ones. That takes longer than reading the kernels of a first token, which
+looks through it for new ones. That takes as long as reading the kernels of a first token, which
 need none of it. What is not on disk is compiled as ever: then numba makes itself ready once more.
 """
 

@@ -44,7 +44,7 @@ is two of 16, else one of 32."""
 MOST_HEADS = len(TOKENS)
 
 MOST_SUMMED = MOST_HEADS if HAS_REGISTERS else 2
-"""Heads whose sums of a line of values, of which each has as many as two tokens, stay there."""
+"""Heads whose sums of a line of values, two vectors of each, stay in registers."""
 
 NEARNESS = ONCE if IS_ZEN else 2
 """How near what comes is brought. On AMD's processors into the nearest cache: what lies in the
