@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from hybridrt.engine.slots import Layout, PackedModule, Slot
 from hybridrt.kernels.blocked_matrices import BlockedMatrices
-from hybridrt.kernels.quantised_linear import GROUP, QuantisedMatrices, QuantisedWeight
+from hybridrt.kernels.quantised_linear import QuantisedMatrices, QuantisedWeight
 from hybridrt.layers.linear import Linear
 
 
@@ -43,7 +43,7 @@ def _packed(module: nn.Module) -> dict[str, Tensor | nn.Module]:
 
 def _shape(part: Tensor | nn.Module) -> tuple[int, ...]:
     if isinstance(part, QuantisedWeight):
-        return part.outputs, part.values.shape[1] * GROUP[part.bits]
+        return part.outputs, part.inputs
     if isinstance(part, BlockedMatrices):
         return len(part), part.outputs, part.inputs
     if isinstance(part, nn.ParameterList | QuantisedMatrices):

@@ -7,6 +7,7 @@ from hybridrt.batch import Rows, TokenPages
 from hybridrt.kernels.backend import AttentionBackend
 from hybridrt.kernels.op import torch_op
 from hybridrt.kernels.reference import mla_attention as reference
+from hybridrt.kernels.rounded_heads import RoundedHeads
 
 
 def _fake(
@@ -29,6 +30,8 @@ def mla_attention(
     c_kv_scale: Float32[Tensor, "blocks block_size groups"] | None = None,
     window: int | None = None,
     chunked: bool = False,
+    rounded_uk: RoundedHeads | None = None,
+    rounded_uv: RoundedHeads | None = None,
     backend: AttentionBackend = "reference",
 ) -> Float[Tensor, "tokens heads v_dim"]:
     """Attends from every new token to all latents of its sequence up to itself.
@@ -38,6 +41,9 @@ def mla_attention(
     . c`, a query can be taken to the latents instead of expanding every latent into keys
     and values (absorbed, best for few queries); for many queries on few latents the
     expansion is cheaper. Both give the same result but for rounding.
+
+    `rounded_uk`, of which each head's inputs are `nope_dim`, and `rounded_uv`, whose are `rank`,
+    are those weights in few bits, if these are what such stand for. A kernel may read either.
 
     `window` and `chunked` are those of `hybridrt.kernels.paged_attention`, and so is where the
     page table begins with them.
@@ -54,5 +60,5 @@ def mla_attention(
     if backend == "numba":
         from hybridrt.kernels.cpu import mla_attention as cpu
 
-        return cpu.mla_attention(*args, window, chunked)
+        return cpu.mla_attention(*args, window, chunked, rounded_uk, rounded_uv)
     return reference.mla_attention(*args, window, chunked)

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -45,9 +45,14 @@ class QuantisedWeight(nn.Module):
         return self.values.nbytes + self.scales.nbytes
 
     @property
+    def inputs(self) -> int:
+        """What it is multiplied with."""
+        return _inputs(self.values, self.bits)
+
+    @property
     def num_weights(self) -> int:
         """How many numbers it stands for."""
-        return self.outputs * self.scales.shape[1] * GROUP[self.bits]
+        return self.outputs * self.inputs
 
     def dequantised(self) -> Float[Tensor, "outputs inputs"]:
         """The weight that it stands for, in bfloat16."""
@@ -65,12 +70,13 @@ class QuantisedMatrices(nn.Module):
         stacked: Float[Tensor, "experts outputs inputs"],
         bits: Bits,
         room: Room = OF_ITS_OWN,
+        group: int | None = None,
     ) -> None:
         super().__init__()
         self.bits: Bits = bits
         self.outputs = stacked.shape[1]
         for index, matrix in enumerate(stacked):  # one by one, as rounding takes memory
-            one = quantise_weight(matrix, bits)
+            one = quantise_weight(matrix, bits, group=group)
             if index == 0:
                 for name, part in (("values", one.values), ("scales", one.scales)):
                     self.register_buffer(
@@ -87,7 +93,12 @@ class QuantisedMatrices(nn.Module):
     @property
     def inputs(self) -> int:
         """Of every matrix."""
-        return self.scales.shape[2] * GROUP[self.bits]
+        return _inputs(self.values[0], self.bits)
+
+
+def _inputs(values: UInt8[Tensor, "blocks groups group_bytes"], bits: Bits) -> int:
+    """Of a weight: bits of a row of blocks."""
+    return values.shape[1] * values.shape[2] * 8 // (bits * BLOCK)
 
 
 def can_quantise(weight: Float[Tensor, "outputs inputs"], bits: Bits) -> bool:
@@ -96,15 +107,20 @@ def can_quantise(weight: Float[Tensor, "outputs inputs"], bits: Bits) -> bool:
 
 
 def quantise_weight(
-    weight: Float[Tensor, "outputs inputs"], bits: Bits, room: Room = OF_ITS_OWN
+    weight: Float[Tensor, "outputs inputs"],
+    bits: Bits,
+    room: Room = OF_ITS_OWN,
+    group: int | None = None,
 ) -> QuantisedWeight:
     """Rounds every weight to a multiple of its group's scale; on a CPU what it gives is in `room`.
+
+    A group has as many inputs as `GROUP` says, if not given.
 
     A scale is the weight that is furthest from 0, divided by -128 with 8 bits, by -8 with 4. So
     a weight is off by at most half of that scale, or by one where it is as far on the other
     side; of normally distributed weights the root of the mean square is 0.7 % and 9 % of theirs.
     """
-    values, scales = reference.quantise_weight(weight, bits, GROUP[bits], BLOCK)
+    values, scales = reference.quantise_weight(weight, bits, group or GROUP[bits], BLOCK)
     return QuantisedWeight(room.moved(values), room.moved(scales), bits, len(weight))
 
 

@@ -50,6 +50,11 @@ class Linear(nn.Module):
         """The weight as `linear` is given it."""
         return self.blocked or self.quantised or self.weight
 
+    @property
+    def num_bytes(self) -> int:
+        """What is read of the weight."""
+        return self.weight.nbytes if self.quantised is None else self.quantised.num_bytes
+
     def pack(self, bits: Bits | None = None, room: Room = OF_ITS_OWN) -> None:
         """Brings the weight into the device's own layout, or into numbers of so many bits.
 

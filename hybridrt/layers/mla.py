@@ -10,6 +10,7 @@ from hybridrt.cache.spec import CacheSpec, State, Window
 from hybridrt.kernels.mla_attention import mla_attention
 from hybridrt.kernels.quantise import GROUP, quantise_e4m3_groups
 from hybridrt.kernels.write_pages import write_each
+from hybridrt.layers.latent_expansion import LatentExpansion
 from hybridrt.layers.linear import Linear, project_each
 from hybridrt.layers.norm import RMSNorm, plain_offset
 from hybridrt.layers.rope import Rope, yarn_mscale
@@ -84,9 +85,7 @@ class MLA(TokenCached):
         rank = config.kv_lora_rank
         self.kv_a_proj_with_mqa = Linear(hidden, rank + config.qk_rope_head_dim, bias)
         self.kv_a_layernorm = RMSNorm(rank, config.latent_norm_eps)
-        # Read in two parts, as w_uk and w_uv, and never run as a whole.
-        kv_size = heads * (config.qk_nope_head_dim + config.v_head_dim)
-        self.kv_b_proj = Linear(rank, kv_size, packs=False)
+        self.kv_b_proj = LatentExpansion(heads, config.qk_nope_head_dim, config.v_head_dim, rank)
         self.o_proj = Linear(heads * config.v_head_dim, hidden, bias)
 
     @property
@@ -242,30 +241,25 @@ class MLA(TokenCached):
     ) -> Float[Tensor, "tokens heads v_dim"]:
         """Attends to every latent in the cache up to each token, its own included."""
         assert unwritten is None, "this layer doesn't fuse the update of its cache"
-        w_uk, w_uv = self._key_and_value_weights()
+        expand = self.kv_b_proj
         pages, window = batch.token_pages(self.cache_group), self.config.window
         return mla_attention(
             q_nope,
             q_pe,
             self.c_kv,
             self.k_pe,
-            w_uk,
-            w_uv,
+            expand.w_uk,
+            expand.w_uv,
             pages,
             batch,
             self.scale,
             c_kv_scale=self.c_kv_scale,
             window=None if window is None else window.size,
             chunked=window is not None and window.chunked,
+            rounded_uk=expand.rounded_uk,
+            rounded_uv=expand.rounded_uv,
             backend=self.attention_backend,
         )
-
-    def _key_and_value_weights(self) -> tuple[Tensor, Tensor]:
-        """What expands a latent: `w_uk: [heads, nope_dim, rank]`, `w_uv: [heads, v_dim, rank]`."""
-        cfg = self.config
-        weight = self.kv_b_proj.weight.unflatten(0, (cfg.num_attention_heads, -1))
-        w_uk, w_uv = weight.split([cfg.qk_nope_head_dim, cfg.v_head_dim], dim=1)
-        return w_uk, w_uv
 
 
 def _softmax_scale(config: MLAConfig, rope: Rope | None) -> float:

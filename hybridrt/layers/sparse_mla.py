@@ -127,14 +127,13 @@ class SparseMLA(MLA):
     ) -> Float[Tensor, "tokens heads v_dim"]:
         """Attends to the latents at the selected positions."""
         source = self.shares_latents_of or self
-        w_uk, w_uv = self._key_and_value_weights()
         return sparse_mla_attention(
             q_nope,
             q_pe,
             source.c_kv,
             source.k_pe,
-            w_uk,
-            w_uv,
+            self.kv_b_proj.w_uk,
+            self.kv_b_proj.w_uv,
             selected,
             batch.token_pages(source.cache_group),
             batch,

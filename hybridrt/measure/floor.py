@@ -97,12 +97,11 @@ def _read_weights(model: CausalLM) -> Iterator[_Weight]:
 
 def _weights_of(module: nn.Module, leave_out: Collection[int] = ()) -> Iterator[_Weight]:
     """All weights inside, as many bytes as they have."""
-    linears = (m for m in module.modules() if isinstance(m, Linear) and m.quantised is not None)
-    quantised = {id(linear.weight): linear.quantised for linear in linears}
+    linears = {id(m.weight): m for m in module.modules() if isinstance(m, Linear)}
     for parameter in module.parameters():  # each once
         if id(parameter) not in leave_out:
-            own = quantised.get(id(parameter))
-            num_bytes = parameter.nbytes if own is None else own.num_bytes
+            linear = linears.get(id(parameter))
+            num_bytes = parameter.nbytes if linear is None else linear.num_bytes
             yield _Weight(num_bytes, parameter.numel())
     for matrices in module.modules():
         if isinstance(matrices, QuantisedMatrices):

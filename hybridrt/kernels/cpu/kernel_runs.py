@@ -8,6 +8,7 @@ numbers, as the processor takes them, which a small function, an `entry`, hands 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, no_type_check
 
+import numba
 import numpy as np
 from llvmlite import ir
 from numba.core import types
@@ -17,7 +18,9 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.extending import intrinsic
 
 from hybridrt.kernels.cpu.bfloat16 import integers
-from hybridrt.kernels.cpu.jit import kernel
+from hybridrt.kernels.cpu.crew import begin, stand_by, turn_off, turn_on
+from hybridrt.kernels.cpu.jit import inner
+from hybridrt.kernels.cpu.share import share, sharing_kernel
 from hybridrt.kernels.tape import Call
 
 _INT, _CODE = ir.IntType(64), ir.IntType(32)
@@ -25,6 +28,9 @@ _ENTRY = ir.FunctionType(_CODE, [_INT])
 """Calls its kernel with the numbers at an address; 0: it did what it is for."""
 
 _NUMBER_BYTES = 8
+
+FEWEST = 4
+"""Calls for which other threads stand by."""
 
 _ENTRIES: dict[int, int] = {}
 """Addresses of entries, by those of their kernels."""
@@ -53,7 +59,9 @@ class KernelRun:
         """
         done, count = 0, len(self._calls)
         while done < count:
-            done += _make_calls(self._table[done:].ctypes.data, count - done)
+            # Fewer are not worth a crew.
+            threads = numba.get_num_threads() if count - done >= FEWEST else 1
+            done += _make_calls(threads, self._table[done:].ctypes.data, count - done)
             if done < count:  # It did nothing that it can't do again. From Python it says why.
                 self._calls[done]()
                 done += 1
@@ -70,15 +78,38 @@ class _EntryLibrary(JITCodeLibrary):
         pass
 
 
-@kernel
+@inner
 @no_type_check
-def _make_calls(table, count):  # pragma: no cover  (compiled)
+def _make_some(table, count):  # pragma: no cover  (compiled, as all below)
     """How many calls went well before one that didn't, or all."""
     rows = integers(table, 2 * count)
     for call in range(count):
         if _enter(rows[2 * call], rows[2 * call + 1]) != 0:
             return call
     return count
+
+
+@inner
+@no_type_check
+def _be_of_crew(worker, workers, table, count, made):  # pragma: no cover
+    if worker > 0:
+        stand_by()
+        return
+    if workers > 1:
+        turn_on()
+    integers(made, 1)[0] = _make_some(table, count)
+    if workers > 1:
+        turn_off()
+
+
+@sharing_kernel
+@no_type_check
+def _make_calls(threads, table, count):  # pragma: no cover
+    """The same, with a crew of so many threads."""
+    made = np.zeros(1, np.int64)
+    begin()
+    share(_be_of_crew, threads, (table, count, made.ctypes.data))
+    return made[0]
 
 
 @intrinsic

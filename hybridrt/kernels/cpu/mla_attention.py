@@ -3,6 +3,8 @@
 Those of chunks are gathered if they aren't float32, or if they are to be expanded.
 """
 
+from types import ModuleType
+
 import numba
 import numpy as np
 import torch
@@ -11,7 +13,12 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from hybridrt.batch import Prefill, Rows, TokenPages
-from hybridrt.kernels.cpu import mla_project, mla_project_amx, mla_project_pairs
+from hybridrt.kernels.cpu import (
+    mla_project,
+    mla_project_amx,
+    mla_project_pairs,
+    mla_project_rounded,
+)
 from hybridrt.kernels.cpu.attend import attend, by_tiles
 from hybridrt.kernels.cpu.attend_jobs import Sizes
 from hybridrt.kernels.cpu.attend_lanes import attend_lanes
@@ -27,6 +34,7 @@ from hybridrt.kernels.cpu.vectors import HAS_VECTORS
 from hybridrt.kernels.reference import mla_attention as reference
 from hybridrt.kernels.reference.gather import Reach
 from hybridrt.kernels.reference.softmax_attention import Softmax
+from hybridrt.kernels.rounded_heads import RoundedHeads
 
 
 def mla_attention(
@@ -42,6 +50,8 @@ def mla_attention(
     c_kv_scale: Float32[Tensor, "blocks block_size groups"] | None = None,
     window: int | None = None,
     chunked: bool = False,
+    rounded_uk: RoundedHeads | None = None,
+    rounded_uv: RoundedHeads | None = None,
 ) -> Float[Tensor, "tokens heads v_dim"]:
     """See `hybridrt.kernels.mla_attention`. What is quantised, decode rows leave to it."""
     n = batch.num_decodes
@@ -50,15 +60,14 @@ def mla_attention(
     reach, softmax = Reach(window, chunked), Softmax(scale)
     latents = reference.Latents(c_kv, k_pe, c_kv_scale)
     if n and readable and c_kv_scale is None and c_kv.dtype == k_pe.dtype:
-        if by_tiles(q_nope, q_pe, c_kv, k_pe, w_uk, w_uv):
-            project = mla_project_amx
-        elif all(part.dtype == torch.bfloat16 for part in (q_nope, w_uk, w_uv)):
-            project = mla_project_pairs
+        queries, where = (q_nope[:n], q_pe[:n]), (c_kv, k_pe, pages, batch, scale, reach)
+        if rounded_uk is not None and rounded_uv is not None and q_nope.dtype == torch.bfloat16:
+            q = mla_project_rounded.absorb(*queries, rounded_uk)
+            mla_project_rounded.expand_values(_decode(q, *where), rounded_uv, out[:n])
         else:
-            project = mla_project
-        q = project.absorb(q_nope[:n], q_pe[:n], w_uk)
-        attended = _decode(q, c_kv, k_pe, pages, batch, scale, reach)
-        project.expand_values(attended, w_uv, out[:n])
+            project = _projection(q_nope, q_pe, c_kv, k_pe, w_uk, w_uv)
+            q = project.absorb(*queries, w_uk)
+            project.expand_values(_decode(q, *where), w_uv, out[:n])
     elif n:
         queries = q_nope[:n], q_pe[:n]
         out[:n] = reference.decode(*queries, latents, w_uk, w_uv, pages, batch, softmax, reach)
@@ -82,6 +91,22 @@ def mla_attention(
     if stop < len(out):
         out[stop:] = 0
     return out
+
+
+def _projection(
+    q_nope: Float[Tensor, "tokens heads nope_dim"],
+    q_pe: Float[Tensor, "tokens heads rope_dim"],
+    c_kv: Shaped[Tensor, "blocks block_size rank"],
+    k_pe: Float[Tensor, "blocks block_size rope_dim"],
+    w_uk: Float[Tensor, "heads nope_dim rank"],
+    w_uv: Float[Tensor, "heads v_dim rank"],
+) -> ModuleType:
+    """What takes decodes' queries to latents, and latents to values."""
+    if by_tiles(q_nope, q_pe, c_kv, k_pe, w_uk, w_uv):
+        return mla_project_amx
+    if all(part.dtype == torch.bfloat16 for part in (q_nope, w_uk, w_uv)):
+        return mla_project_pairs
+    return mla_project
 
 
 def _attend_new(

@@ -17,6 +17,7 @@ from numba.core import cgutils, types
 from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
+from hybridrt.kernels.cpu.crew import call_work, hand_out, is_on
 from hybridrt.kernels.cpu.jit import (
     FEW,
     Decorator,
@@ -67,20 +68,13 @@ def claim(typing_context, address):
     return types.int64(types.int64), code
 
 
-@intrinsic
-@no_type_check
-def _call(_, run, given, worker, workers):
-    def call(context, builder, _, args):
-        builder.call(builder.inttoptr(args[0], _RUN.as_pointer()), args[1:])
-        return context.get_dummy_value()
-
-    return types.void(run, given, worker, workers), call
-
-
 @no_type_check
 def _run_workers(run, given, workers):  # pragma: no cover
-    for worker in numba.prange(workers):
-        _call(run, given, np.int64(worker), workers)
+    if is_on():
+        hand_out(run, given, workers)
+    else:
+        for worker in numba.prange(workers):
+            call_work(run, given, np.int64(worker), workers)
 
 
 run_workers = apart(_run_workers, parallel=True)
