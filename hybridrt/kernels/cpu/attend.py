@@ -53,8 +53,8 @@ from hybridrt.kernels.cpu.tile_registers import (
 )
 from hybridrt.kernels.cpu.vectors import HAS_REGISTERS, LANES, aligned, pointer
 
-SHARE = 400_000 if HAS_REGISTERS else 200_000
-"""Products that are worth a thread: 20 us with cold caches."""
+SHARE = 100_000 if HAS_REGISTERS else 50_000
+"""Products that are worth a thread: 5 us with cold caches."""
 
 FEW_HEADS = 8
 """Of a key head: for them reading takes as long as to multiply numbers that were widened."""

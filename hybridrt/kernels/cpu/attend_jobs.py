@@ -18,7 +18,7 @@ MORE = TILE + 16  # places behind them: of later tokens that are read ahead, and
 GRAIN = 16  # tokens: pieces begin with whole ones, as pages do
 HEADS = 16  # query heads of a key head at once
 FEWEST = 4  # of them at least: what is read for them is widened once
-SHARES = 8  # jobs of a thread at least, if there are so many: then threads end together
+SHARES = 2  # jobs of a thread at least, if there are so many: then threads end together
 
 
 @argument

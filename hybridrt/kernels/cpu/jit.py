@@ -30,7 +30,7 @@ _OPTIONS: dict[str, Any] = {
     "error_model": "numpy",
 }
 
-FEW = 2**15
+FEW = 2**13
 """Elements up to which waking other threads would cost more than they save."""
 
 FIRST, ALONE = np.int64(0), np.int64(1)
