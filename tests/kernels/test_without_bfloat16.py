@@ -1,15 +1,11 @@
 """Processors with AVX-512 and no instruction for bfloat16, as Cascade Lake and Ice Lake."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from hybridrt.kernels.cpu.vectors import HAS_REGISTERS
-
-ROOT = Path(__file__).parents[2]
+from tests.harness.other_processors import run_without
 
 TESTS = (
     "kernels/test_vectors.py",
@@ -28,20 +24,4 @@ TESTS = (
 
 @pytest.mark.skipif(not HAS_REGISTERS, reason="the processor has no AVX-512")
 def test_kernels_of_bfloat16_do_without_its_instructions(tmp_path: Path) -> None:
-    # On disk numba tells processors apart by what they are, and not by what they are made to be.
-    environment = {
-        **os.environ,
-        "NUMBA_CACHE_DIR": str(tmp_path),
-        "ONEDNN_MAX_CPU_ISA": "AVX512_CORE",
-        "PYTHONPATH": str(ROOT),
-    }
-    options = ("-p", "tests.harness.without_bfloat16", "-p", "no:cacheprovider", "-q", "-x")
-    tests = [f"tests/{test}" for test in TESTS]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, *tests],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0 and "skipped" not in done.stdout, done.stdout + done.stderr
+    run_without("bfloat16", "AVX512_CORE", TESTS, tmp_path)
