@@ -46,9 +46,10 @@ MOST_HEADS = len(TOKENS)
 MOST_SUMMED = MOST_HEADS if HAS_REGISTERS else 2
 """Heads whose sums of a line of values, two vectors of each, stay in registers."""
 
-NEARNESS = ONCE if IS_ZEN else 2
+NEARNESS = (3 if HAS_REGISTERS else ONCE) if IS_ZEN else 2
 """How near what comes is brought. On AMD's processors into the nearest cache: what lies in the
-second has to come from there among all that is on its way from memory."""
+second has to come from there among all that is on its way from memory. On those with AVX-512 into
+the second one too, as measured: the nearest gives up some of it before it is used."""
 
 _LONG, _HALF = ir.IntType(64), ir.IntType(16)
 _FLOAT = ir.FloatType()
