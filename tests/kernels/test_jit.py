@@ -1,5 +1,6 @@
 """Functions that are compiled apart, or as parts of others, and who says that it calls them."""
 
+import ast
 import importlib
 import inspect
 import pkgutil
@@ -93,6 +94,24 @@ def _called(function: Any, seen: set[Any]) -> Iterator[ExternalFunction]:
             for each in (value, overload):
                 if isinstance(each, FunctionType):
                     yield from _called(each, seen)
+
+
+def _shared_out() -> Iterator[Any]:
+    """What kernels give to `share` and `share_each`."""
+    for name in MODULES:
+        module = importlib.import_module(name)
+        for node in ast.walk(ast.parse(inspect.getsource(module))):
+            match node:
+                case ast.Call(ast.Name("share" | "share_each"), [ast.Name(work), *_]):
+                    yield getattr(module, work)
+
+
+def test_no_worker_shares_out_work() -> None:
+    """There is one crew at a time, and its first thread alone hands out work."""
+    works = {work.py_func for work in _shared_out()}
+    assert len(works) > 40
+    for work in works:
+        assert run_workers not in [*_called(work, set())], work
 
 
 @inner
