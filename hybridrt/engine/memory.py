@@ -22,7 +22,7 @@ the heap's end. What lies before something in use is kept in any case."""
 CLEARED = 2**28
 """Bytes of a pool that are cleared while an engine starts."""
 
-_AT_ONCE = 2**20  # of these: whoever asks for memory meanwhile waits for so many
+_AT_ONCE = 2**21  # of these, a huge page: whoever asks for memory meanwhile waits for so many
 _POPULATE_WRITE = 23  # of Linux's `madvise`, from 5.14 on; Python has no name for it
 _LEAST_URGENT = 19  # of `nice`
 
@@ -83,8 +83,11 @@ def keep_freed_memory() -> bool:
 def clear_ahead(pool: UInt8[Tensor, "slabs bytes"]) -> threading.Thread | None:
     """Has the system clear a pool's first pages now, in a thread, and not one by one in steps.
 
-    What stands there stays. The thread takes what time others leave; where the system can't do it,
-    there is none, or it ends at once.
+    What stands there stays. Those that nobody wrote before are huge ones, if there are any: a
+    sequence's blocks lie slabs apart, and to find out where each small page is takes a processor as
+    long as to read a part of it. The rest of the pool is small ones, as a huge one is looked for
+    and cleared as a whole while a step waits. The thread takes what time others leave; where the
+    system can't do it, there is none, or it ends at once.
     """
     if sys.platform != "linux":
         return None
@@ -97,8 +100,11 @@ def clear_ahead(pool: UInt8[Tensor, "slabs bytes"]) -> threading.Thread | None:
 
 def _clear(pool: Tensor, advise: Callable[[int, int, int], int]) -> None:
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LEAST_URGENT)
-    first = pool.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
+    start = pool.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
     end = pool.data_ptr() + min(pool.nbytes, CLEARED)
-    for start in range(first, end, _AT_ONCE):
-        if advise(start, min(_AT_ONCE, end - start), _POPULATE_WRITE) != 0:
+    while start < end:
+        size = min(_AT_ONCE - start % _AT_ONCE, end - start)
+        advise(start, size, mmap.MADV_HUGEPAGE)  # or not, where there are none
+        if advise(start, size, _POPULATE_WRITE) != 0:
             return
+        start += size

@@ -1,5 +1,6 @@
 """What the C library does with memory that a step gave back, and when a pool is cleared."""
 
+import mmap
 import os
 import platform
 import resource
@@ -94,22 +95,23 @@ def test_elsewhere_nothing_is_cleared_ahead(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="nothing is cleared elsewhere")
 def test_what_the_system_refuses_to_clear_is_left() -> None:
-    asked: list[int] = []
+    asked: list[tuple[int, int]] = []
 
     def refuse(start: int, size: int, advice: int) -> int:
-        asked.append(start)
+        asked.append((start, advice))
         return -1
 
     pool = pool_of([Group(2**20)], 8, poison=False).bytes
     thread = threading.Thread(target=memory._clear, args=(pool, refuse))
     thread.start()
     thread.join()
-    assert asked == [pool.data_ptr()]
+    advices = mmap.MADV_HUGEPAGE, memory._POPULATE_WRITE
+    assert asked == [(pool.data_ptr(), advice) for advice in advices]
     for empty in (torch.zeros(0, 0, dtype=torch.uint8), pool[:0]):
         thread = threading.Thread(target=memory._clear, args=(empty, refuse))
         thread.start()
         thread.join()
-    assert len(asked) == 1
+    assert len(asked) == 2
 
 
 def test_an_engine_clears_its_pool(monkeypatch: pytest.MonkeyPatch) -> None:
