@@ -14,11 +14,15 @@ class LatentExpansion(Linear):
 
     Where it is rounded, steps of decodes read `rounded_uk` and `rounded_uv`, and all else, such as
     prompts, what those stand for, which `w_uk` and `w_uv` are by then.
+
+    Attributes:
+        rounds: whether it may be rounded: the layer's steps read few bits.
     """
 
     def __init__(self, heads: int, nope_dim: int, v_dim: int, rank: int) -> None:
         super().__init__(rank, heads * (nope_dim + v_dim), packs=False)
         self.heads, self.dims = heads, (nope_dim, v_dim)
+        self.rounds = True
         self.rounded_uk: RoundedHeads | None = None
         self.rounded_uv: RoundedHeads | None = None
         self.stood_for: Tensor | None
@@ -45,7 +49,7 @@ class LatentExpansion(Linear):
         if self.rounded_uk is not None:
             return
         sides = self.w_uk.transpose(1, 2), self.w_uv
-        if bits is None or not all(can_round_heads(side, bits) for side in sides):
+        if not self.rounds or bits is None or not all(can_round_heads(s, bits) for s in sides):
             super().pack(None, room)
             return
         self.rounded_uk, uk = round_heads(sides[0], bits, room)

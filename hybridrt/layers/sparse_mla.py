@@ -37,6 +37,7 @@ class SparseMLA(MLA):
         super().__init__(config, rope)
         if config.window is not None:
             raise ValueError(f"window={config.window} should be None: tokens are selected")
+        self.kv_b_proj.rounds = False  # what attends to selected tokens reads it as it is
         self.indexer = indexer
         self.sinks: nn.Parameter | None = None  # a logit a head that joins the softmax
         self._source = (shares_latents_of,)  # in a tuple, so as not to be a submodule

@@ -114,9 +114,14 @@ def test_a_layer_has_what_its_few_bits_stand_for(bits: Bits) -> None:
     assert torch.equal(expand.w_uv, sides[1][0])
 
 
-@pytest.mark.parametrize(("nope", "bits"), [(24, 4), (64, None)])
-def test_a_layer_that_is_not_rounded_stays_as_it_is(nope: int, bits: Bits | None) -> None:
+@pytest.mark.parametrize(
+    ("nope", "bits", "rounds"), [(24, 4, True), (64, None, True), (64, 8, False)]
+)
+def test_a_layer_that_is_not_rounded_stays_as_it_is(
+    nope: int, bits: Bits | None, rounds: bool
+) -> None:
     expand = LatentExpansion(heads=2, nope_dim=nope, v_dim=32, rank=128).bfloat16()
+    expand.rounds = rounds
     expand.weight.data.copy_(_drawn(0, 2 * (nope + 32), 128))
     before = expand.weight.clone()
     expand.pack(bits)
