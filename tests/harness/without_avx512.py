@@ -18,3 +18,9 @@ def _without_avx512() -> Any:
 
 
 binding.get_host_cpu_features = _without_avx512
+
+
+def pytest_configure() -> None:
+    from hybridrt.kernels.cpu.vectors import HAS_REGISTERS
+
+    assert not HAS_REGISTERS, "kernels were loaded before this plugin"

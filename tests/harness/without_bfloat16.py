@@ -19,3 +19,9 @@ def _without_bfloat16() -> Any:
 
 
 binding.get_host_cpu_features = _without_bfloat16
+
+
+def pytest_configure() -> None:
+    from hybridrt.kernels.cpu.vectors import MULTIPLIES_PAIRS
+
+    assert not MULTIPLIES_PAIRS, "kernels were loaded before this plugin"

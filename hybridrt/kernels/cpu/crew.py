@@ -19,6 +19,7 @@ from llvmlite import binding, ir
 from numba.core import types
 from numba.extending import intrinsic
 
+from hybridrt.kernels.cpu.atomics import claim, read, write
 from hybridrt.kernels.cpu.jit import inline, inner
 from hybridrt.kernels.cpu.vectors import call
 
@@ -62,45 +63,6 @@ def _board(typing_context):
         return builder.ptrtoint(place, _INT)
 
     return types.int64(), code
-
-
-@no_type_check
-def _at(builder, address):
-    return builder.inttoptr(address, _INT.as_pointer())
-
-
-@intrinsic
-@no_type_check
-def _read(typing_context, address):
-    """What stands there by now; whatever was written before it can be seen, too."""
-
-    def code(context, builder, signature, args):
-        return builder.load_atomic(_at(builder, args[0]), "acquire", 8)
-
-    return types.int64(types.int64), code
-
-
-@intrinsic
-@no_type_check
-def _write(typing_context, address, number):
-    """For others, who then see whatever was written before it, too."""
-
-    def code(context, builder, signature, args):
-        builder.store_atomic(args[1], _at(builder, args[0]), "release", 8)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), code
-
-
-@intrinsic
-@no_type_check
-def _add_one(typing_context, address):
-    """What stood there before."""
-
-    def code(context, builder, signature, args):
-        return builder.atomic_rmw("add", _at(builder, args[0]), _INT(1), "acq_rel")
-
-    return types.int64(types.int64), code
 
 
 @intrinsic
@@ -152,7 +114,7 @@ def call_work(typing_context, run, given, worker, workers):
 @no_type_check
 def is_on():  # pragma: no cover
     """Whether a crew stands by."""
-    return _read(_board() + _IS_ON) != 0
+    return read(_board() + _IS_ON) != 0
 
 
 @inner
@@ -160,13 +122,13 @@ def is_on():  # pragma: no cover
 def _take(board):  # pragma: no cover
     """Takes one worker after the other, while there are any."""
     while True:
-        ticket = _add_one(board + _TICKET)
+        ticket = claim(board + _TICKET)
         worker, workers = ticket & _MASK, ticket >> _BITS & _MASK
         if worker >= workers:
             return
         # Until this one is done, nobody writes down other work.
-        call_work(_read(board + _RUN), _read(board + _GIVEN), worker, workers)
-        _add_one(board + _DONE)
+        call_work(read(board + _RUN), read(board + _GIVEN), worker, workers)
+        claim(board + _DONE)
 
 
 @inner
@@ -174,14 +136,14 @@ def _take(board):  # pragma: no cover
 def hand_out(run, given, workers):  # pragma: no cover
     """Has the crew call what is at the address `run` for each worker; `call_work`'s arguments."""
     board = _board()
-    _write(board + _RUN, run)
-    _write(board + _GIVEN, given)
-    _write(board + _DONE, 0)
-    number = (_read(board + _TICKET) >> 2 * _BITS) + 1
-    _write(board + _TICKET, number << 2 * _BITS | workers << _BITS)
+    write(board + _RUN, run)
+    write(board + _GIVEN, given)
+    write(board + _DONE, 0)
+    number = (read(board + _TICKET) >> 2 * _BITS) + 1
+    write(board + _TICKET, number << 2 * _BITS | workers << _BITS)
     _take(board)
     looks = 0
-    while _read(board + _DONE) < workers:
+    while read(board + _DONE) < workers:
         _wait(looks)
         looks += 1
 
@@ -190,22 +152,22 @@ def hand_out(run, given, workers):  # pragma: no cover
 @no_type_check
 def begin():  # pragma: no cover
     """Before the crew comes."""
-    _write(_board() + _IS_OVER, 0)
+    write(_board() + _IS_OVER, 0)
 
 
 @inline
 @no_type_check
 def turn_on():  # pragma: no cover
     """From now on the thread that calls this hands out its work."""
-    _write(_board() + _IS_ON, 1)
+    write(_board() + _IS_ON, 1)
 
 
 @inline
 @no_type_check
 def turn_off():  # pragma: no cover
     """There is no more; the others leave."""
-    _write(_board() + _IS_ON, 0)
-    _write(_board() + _IS_OVER, 1)
+    write(_board() + _IS_ON, 0)
+    write(_board() + _IS_OVER, 1)
 
 
 @inner
@@ -213,8 +175,8 @@ def turn_off():  # pragma: no cover
 def stand_by():  # pragma: no cover
     """What all but the first thread do, until that turns the crew off."""
     board, looks = _board(), 0
-    while _read(board + _IS_OVER) == 0 and (looks < _PATIENCE or is_on()):
-        ticket = _read(board + _TICKET)
+    while read(board + _IS_OVER) == 0 and (looks < _PATIENCE or is_on()):
+        ticket = read(board + _TICKET)
         if ticket & _MASK < ticket >> _BITS & _MASK:
             _take(board)
             looks = 0

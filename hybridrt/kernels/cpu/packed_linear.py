@@ -11,6 +11,7 @@ import torch
 from jaxtyping import BFloat16
 from torch import Tensor
 
+from hybridrt.kernels.cpu.atomics import claim
 from hybridrt.kernels.cpu.bfloat16 import halves, singles, widen
 from hybridrt.kernels.cpu.jit import (
     ALONE,
@@ -28,7 +29,7 @@ from hybridrt.kernels.cpu.packed_dot import (
     widen_block,
 )
 from hybridrt.kernels.cpu.pairs import BY_PAIRS
-from hybridrt.kernels.cpu.share import claim, parallel_kernel, share
+from hybridrt.kernels.cpu.share import parallel_kernel, share
 from hybridrt.kernels.cpu.streams import end_streams, stream, streams
 from hybridrt.kernels.cpu.tile_registers import multiplies_tiles, release_tiles, take_tiles
 from hybridrt.kernels.cpu.tile_square import is_square, multiply_square

@@ -52,22 +52,6 @@ def numbers_of(worker, workers, size):  # pragma: no cover
     return begin * RUN, min(end * RUN, size)
 
 
-@intrinsic
-@no_type_check
-def claim(typing_context, address):
-    """The number that stands at an address (int64), which then is one more: each comes once.
-
-    So workers can take job after job. Cores are seldom equally fast, of a processor that has two
-    kinds of them, or shares them with other programs; the one that is takes more jobs.
-    """
-
-    def code(context, builder, signature, args):
-        place = builder.inttoptr(args[0], _INT.as_pointer())
-        return builder.atomic_rmw("add", place, _INT(1), "monotonic")
-
-    return types.int64(types.int64), code
-
-
 @no_type_check
 def _run_workers(run, given, workers):  # pragma: no cover
     if is_on():
