@@ -36,6 +36,7 @@ from hybridrt.kernels.cpu.tile_square import is_square, multiply_square
 from hybridrt.kernels.cpu.tiles import add_by_tiles
 from hybridrt.kernels.cpu.vectors import (
     HAS_REGISTERS,
+    IS_ZEN_4,
     LANES,
     aligned,
     load,
@@ -45,8 +46,8 @@ from hybridrt.kernels.cpu.vectors import (
 )
 
 AT_ONCE = 256  # tokens: what they have and their sums stay in the second cache
-AHEAD = 4096 if HAS_REGISTERS else 1024
-"""Bytes from beginning to read to using, where pairs are used once; as measured on both."""
+AHEAD = (512 if IS_ZEN_4 else 4096) if HAS_REGISTERS else 1024
+"""Bytes from beginning to read to using, where pairs are used once; as measured on each."""
 
 PAIRS = 64  # of a block at a time, where they are used again and again: 16 KiB
 FEW_PAIRS = 32  # where they are used twice and wait for memory, or widened and take twice the room

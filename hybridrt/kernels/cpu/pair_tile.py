@@ -29,6 +29,7 @@ from hybridrt.kernels.cpu.vectors import (
     HAS_REGISTERS,
     INT32,
     IS_ZEN,
+    IS_ZEN_4,
     LANES,
     ONCE,
     all_lanes,
@@ -46,10 +47,11 @@ MOST_HEADS = len(TOKENS)
 MOST_SUMMED = MOST_HEADS if HAS_REGISTERS else 2
 """Heads whose sums of a line of values, two vectors of each, stay in registers."""
 
-NEARNESS = (3 if HAS_REGISTERS else ONCE) if IS_ZEN else 2
+NEARNESS = (3 if HAS_REGISTERS else ONCE) if IS_ZEN and not IS_ZEN_4 else 2
 """How near what comes is brought. On AMD's processors into the nearest cache: what lies in the
 second has to come from there among all that is on its way from memory. On those with AVX-512 into
-the second one too, as measured: the nearest gives up some of it before it is used."""
+the second one too, as measured: the nearest gives up some of it before it is used. On Zen 4 into
+the second alone, as measured, too."""
 
 _LONG, _HALF = ir.IntType(64), ir.IntType(16)
 _FLOAT = ir.FloatType()
