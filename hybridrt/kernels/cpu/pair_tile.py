@@ -138,8 +138,12 @@ class Tile(ABC):
     query_line: int
 
     @abstractmethod
-    def _add_products(self, totals, queries, loaded):
-        """Adds those of a line of some tokens, `loaded`, and of queries."""
+    def _factors(self, query):
+        """What stands at a query's address beside a line of keys."""
+
+    @abstractmethod
+    def _add_products(self, totals, factors, line):
+        """Adds those of a line of keys and of each query's factors to each one's total."""
 
     @abstractmethod
     def _add_tokens(self, totals, numbers, weights, values, places, count, ahead, leap):
@@ -204,12 +208,13 @@ class Tile(ABC):
         b = self.builder
         keys = b.add(keys, b.mul(line, _LONG(LINE)))
         later = b.add(keys, leap)
-        loaded = {}
+        offset = b.mul(line, _LONG(self.query_line))
+        factors = [self._factors(b.add(query, offset)) for query in queries]
+        # Token by token: what a line becomes leaves its registers to the next one.
         for t in sorted({t for _, t in totals}):
             begin_to_read(b, self._place(later, places, b.add(ahead, _LONG(t))), NEARNESS)
-            loaded[t] = self._line(self._place(keys, places, _LONG(t)), numbers)
-        offset = b.mul(line, _LONG(self.query_line))
-        self._add_products(totals, [b.add(query, offset) for query in queries], loaded)
+            loaded = self._line(self._place(keys, places, _LONG(t)), numbers)
+            self._add_products([totals[g, t] for g in self.heads], factors, loaded)
 
     def _read_values(self, values, places, token, lines, numbers, ahead, leap):
         """A token's lines, while those of a later one begin to be read."""
@@ -249,14 +254,15 @@ class Widened(Tile):
 
     query_line = 4 * PAIRS
 
-    def _add_products(self, totals, queries, loaded):
+    def _factors(self, query):
         b = self.builder
-        singles = {t: as_singles(b, line) for t, line in loaded.items()}
-        for half in range(2):
-            for g, query in enumerate(queries):
-                factor = b.load(_at(b, query, 4 * LANES * half, _FLOATS), align=4)
-                for t, numbers in singles.items():
-                    self._add(totals[g, t], numbers[half], factor)
+        places = [_at(b, query, 4 * LANES * half, _FLOATS) for half in range(2)]
+        return [b.load(place, align=4) for place in places]
+
+    def _add_products(self, totals, factors, line):
+        for half, numbers in enumerate(as_singles(self.builder, line)):
+            for total, factor in zip(totals, factors, strict=True):
+                self._add(total, numbers, factor[half])
 
     def _add_tokens(self, totals, numbers, weights, values, places, count, ahead, leap):
         b, lines = self.builder, sorted({line for _, line in totals})
@@ -285,13 +291,13 @@ class Multiplied(Tile):
 
     query_line = 2 * PAIRS
 
-    def _add_products(self, totals, queries, loaded):
+    def _factors(self, query):
+        return self.builder.load(_at(self.builder, query, 0, _WORDS), align=4)
+
+    def _add_products(self, totals, factors, line):
         b = self.builder
-        for g, query in enumerate(queries):
-            pairs = b.load(_at(b, query, 0, _WORDS), align=4)
-            for t, line in loaded.items():
-                total = totals[g, t]
-                b.store(add_product(b, b.load(total), line, pairs, True), total)
+        for total, pairs in zip(totals, factors, strict=True):
+            b.store(add_product(b, b.load(total), line, pairs, True), total)
 
     def _add_tokens(self, totals, numbers, weights, values, places, count, ahead, leap):
         b, lines = self.builder, sorted({line for _, line in totals})
