@@ -138,7 +138,7 @@ class Tile(ABC):
     query_line: int
 
     @abstractmethod
-    def _factors(self, query):
+    def _factors(self, query) -> Any:
         """What stands at a query's address beside a line of keys."""
 
     @abstractmethod
