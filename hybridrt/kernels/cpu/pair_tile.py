@@ -47,7 +47,7 @@ MOST_HEADS = len(TOKENS)
 MOST_SUMMED = MOST_HEADS if HAS_REGISTERS else 2
 """Heads whose sums of a line of values, two vectors of each, stay in registers."""
 
-NEARNESS = (3 if HAS_REGISTERS else ONCE) if IS_ZEN and not IS_ZEN_4 else 2
+NEARNESS = 2 if IS_ZEN_4 or not IS_ZEN else 3 if HAS_REGISTERS else ONCE
 """How near what comes is brought. On AMD's processors into the nearest cache: what lies in the
 second has to come from there among all that is on its way from memory. On those with AVX-512 into
 the second one too, as measured: the nearest gives up some of it before it is used. On Zen 4 into
