@@ -41,7 +41,7 @@ IS_ZEN = binding.get_host_cpu_name().startswith("znver")
 """Whether it is one of AMD's processors, of the kinds since 2017."""
 
 IS_ZEN_4 = binding.get_host_cpu_name() == "znver4"
-"""The first of them with AVX-512, which brings bfloat16 that is read once otherwise, as measured."""
+"""The first of them with AVX-512. Some of what is read once it brings otherwise, as measured."""
 
 ONCE = 0 if IS_ZEN else 3
 """For `begin_to_read`: how near it brings what is used once. On AMD's processors past all caches
