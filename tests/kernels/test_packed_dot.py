@@ -22,9 +22,8 @@ from tests.harness.properties import bounded
 COUNTS = (1, 2, 3, MOST_VECTORS)
 
 
-def _make(by_pairs: bool, widened: bool, in_parts: bool, in_pages: bool) -> Any:
-    asks = {"lines": 3, "places": 8} if in_pages else {"lines": 4}
-    dot = make_packed_dot(COUNTS, **asks, by_pairs=by_pairs, widened=widened, in_parts=in_parts)
+def _make(by_pairs: bool, widened: bool, in_parts: bool) -> Any:
+    dot = make_packed_dot(COUNTS, 4, by_pairs, widened, in_parts)
 
     @numba.njit
     def run(count: int, *args: int) -> None:
@@ -33,12 +32,9 @@ def _make(by_pairs: bool, widened: bool, in_parts: bool, in_pages: bool) -> Any:
     return run
 
 
-_WAYS = [
-    (False, widened, in_parts, False) for widened in (False, True) for in_parts in (False, True)
-]
-_WAYS.append((False, False, False, True))
+_WAYS = [(False, widened, in_parts) for widened in (False, True) for in_parts in (False, True)]
 if MULTIPLIES_PAIRS:
-    _WAYS += [(True, False, False, in_pages) for in_pages in (False, True)]
+    _WAYS.append((True, False, False))
 _RUNS = {way: _make(*way) for way in _WAYS}
 
 
@@ -48,21 +44,15 @@ def _widen(*args: int) -> None:
 
 
 def _multiply(
-    block: Tensor,
-    x: Tensor,
-    sums: Tensor,
-    by_pairs: bool,
-    widened: bool,
-    in_parts: bool = False,
-    in_pages: bool = False,
+    block: Tensor, x: Tensor, sums: Tensor, by_pairs: bool, widened: bool, in_parts: bool = False
 ) -> Tensor:
     pairs, out = x.shape[1] // 2, sums.clone()
     if widened:
         wide = torch.full((pairs, 2, OUTPUTS), torch.nan)
         _widen(block.data_ptr(), pairs, wide.data_ptr())
         block = wide
-    args = x.data_ptr(), 2 * x.stride(0), pairs, out.data_ptr(), block.data_ptr(), 4 * OUTPUTS, 64
-    _RUNS[by_pairs, widened, in_parts, in_pages](len(x), block.data_ptr(), *args)
+    args = x.data_ptr(), 2 * x.stride(0), pairs, out.data_ptr(), block.data_ptr(), 4 * OUTPUTS
+    _RUNS[by_pairs, widened, in_parts](len(x), block.data_ptr(), *args)
     return out
 
 

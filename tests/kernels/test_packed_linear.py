@@ -11,15 +11,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from hybridrt.kernels.cpu.packed_dot import OUTPUTS, room_for_inputs
 from hybridrt.kernels.cpu.packed_gated import packed_gated
 from hybridrt.kernels.cpu.packed_linear import (
     ANY_NUMBER,
     AT_ONCE,
     FEWEST_CLAIMED,
     FEWEST_SHARED,
-    _dot_in_pages,
-    _dot_in_turns,
     most_tokens,
     next_job,
     packed_linear,
@@ -27,7 +24,7 @@ from hybridrt.kernels.cpu.packed_linear import (
 )
 from hybridrt.kernels.cpu.streams import FEWEST_BYTES, MOST_TOKENS, streams
 from hybridrt.kernels.cpu.tile_registers import HAS_TILES
-from hybridrt.kernels.cpu.vectors import HAS_REGISTERS, HAS_VECTORS
+from hybridrt.kernels.cpu.vectors import HAS_VECTORS
 from hybridrt.kernels.linear import FEWEST_SINGLES, BlockedWeight, find_blocks, pack_weight
 from hybridrt.layers.linear import Linear
 from tests.harness.properties import bounded
@@ -85,38 +82,6 @@ def test_alone_is_as_beside_others(tokens: int, outputs: int) -> None:
 @numba.njit
 def can_stream(tokens: int, out: int, step: int) -> bool:
     return streams(tokens, out, step)
-
-
-@numba.njit
-def _by(pages: int, *args: int) -> None:  # pragma: no cover  (compiled)
-    if pages:
-        _dot_in_pages(room_for_inputs(), *args)
-    else:
-        _dot_in_turns(room_for_inputs(), *args)
-
-
-@pytest.mark.skipif(not HAS_REGISTERS, reason="the processor has no AVX-512")
-@bounded(30)
-@given(
-    pairs=st.integers(1, 600),
-    tokens=st.sampled_from([4, 6, 7, 12]),
-    follows=st.booleans(),
-    seed=st.integers(0, 99),
-)
-def test_pages_at_once_give_the_same_bits(
-    pairs: int, tokens: int, follows: bool, seed: int
-) -> None:
-    torch.manual_seed(seed)
-    blocks, x = torch.randn(2, pairs, OUTPUTS, 2).bfloat16(), torch.randn(tokens, 2 * pairs)
-    x, given = x.bfloat16(), torch.randn(tokens, OUTPUTS)
-    first, then = blocks[0].data_ptr(), blocks[int(follows)].data_ptr()
-    found = given.clone(), given.clone()
-    for in_pages, sums in enumerate(found):
-        _by(in_pages, first, x.data_ptr(), 4 * pairs, pairs, sums.data_ptr(), tokens, then)
-    weight = blocks[0].transpose(0, 1).flatten(1).double()
-    parts = given.double().abs() + x.double().abs() @ weight.abs().T
-    assert ((found[0] - (given.double() + x.double() @ weight.T)).abs() <= 1e-6 * parts).all()
-    assert torch.equal(*found)
 
 
 def test_whole_lines_of_some_tokens_are_streamed() -> None:

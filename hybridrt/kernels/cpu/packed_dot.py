@@ -25,7 +25,7 @@ from hybridrt.kernels.cpu.vectors import (
     LANES,
     ONCE,
     all_lanes,
-    begin_to_read,
+    begin_to_read_all,
     call,
     first_lanes,
     in_each_lane,
@@ -34,9 +34,6 @@ from hybridrt.kernels.cpu.vectors import (
 REGISTERS = OUTPUTS // LANES
 MOST_VECTORS = 6
 """At once: their sums, a pair of each output and of one vector fill the 32 registers."""
-
-LINE = 64
-"""Bytes that a processor reads at a time."""
 
 NEARNESS = 2 if IS_ZEN_4 else ONCE
 """How near weights are brought. On Zen 4 into the second cache: asked for into the nearest alone
@@ -65,7 +62,6 @@ def registers_at_once(count: int) -> int:
 def make_packed_dot(
     counts: Iterable[int],
     lines: int,
-    places: int | None = None,
     by_pairs: bool = BY_PAIRS,
     widened: bool = False,
     in_parts: bool = not HAS_REGISTERS,
@@ -74,22 +70,21 @@ def make_packed_dot(
 
     All are addresses or numbers: one of `counts`, what `room_for_inputs` gives, of a block, of the
     first of `count` vectors, `vector_bytes` apart, of so many pairs, and of
-    `float32[count, OUTPUTS]`, to which it adds. With every pair it begins to read so many `lines`:
-    in rounds through `places` (by default as many), `apart` bytes from each other from `ahead` on,
-    each round `step` bytes further. A block that is `widened` is what `widen_block` writes. Outputs
-    are taken `in_parts` where registers don't hold all sums.
+    `float32[count, OUTPUTS]`, to which it adds. With every pair it begins to read the next `step`
+    bytes of what lies from `ahead` on, at so many places: as many as there are `lines` in them at
+    most. A block that is `widened` is what `widen_block` writes. Outputs are taken `in_parts` where
+    registers don't hold all sums.
     """
 
     @intrinsic
-    def dot(context, count, room, block, vectors, vector_bytes, pairs, sums, ahead, step, apart):
+    def dot(context, count, room, block, vectors, vector_bytes, pairs, sums, ahead, step):
         def code(context, builder, signature, args):
             for number in counts:
                 with builder.if_then(builder.icmp_signed("==", args[0], _LONG(number))):
-                    tile = _Dot(builder, number, lines, places or lines, widened, in_parts)
-                    tile.write(by_pairs, *args[1:])
+                    _Dot(builder, number, lines, widened, in_parts).write(by_pairs, *args[1:])
             return context.get_dummy_value()
 
-        return types.none(*[types.int64] * 10), code
+        return types.none(*[types.int64] * 9), code
 
     return dot
 
@@ -122,22 +117,21 @@ def widen_block(typing_context, block, pairs, room):
 class _Dot:
     """Writes the instructions of one."""
 
-    def __init__(self, builder, count=0, lines=0, places=0, widened=False, in_parts=False):
-        self.builder, self.vectors = builder, range(count)
-        self.lines, self.places = lines, places
+    def __init__(self, builder, count=0, lines=0, widened=False, in_parts=False):
+        self.builder, self.lines, self.vectors = builder, lines, range(count)
         self.widened, at_once = widened, registers_at_once(count) if in_parts else REGISTERS
         self.parts = [range(r, r + at_once) for r in range(0, REGISTERS, at_once)]
         places = [(t, r) for t in self.vectors for r in range(REGISTERS)]
         self.totals = {place: alloca_once_value(builder, all_lanes(0.0)) for place in places}
 
-    def write(self, by_pairs, room, block, vectors, vector_bytes, pairs, sums, *coming):
+    def write(self, by_pairs, room, block, vectors, vector_bytes, pairs, sums, ahead, step):
         b = self.builder
         given = [b.add(vectors, b.mul(vector_bytes, _LONG(t))) for t in self.vectors]
         if by_pairs:
             with self._in_registers(sums, range(REGISTERS)):
-                self._add_pairs(block, given, pairs, *coming)
+                self._add_pairs(block, given, pairs, ahead, step)
         else:
-            self._add_halves(room, block, given, pairs, sums, *coming)
+            self._add_halves(room, block, given, pairs, ahead, step, sums)
 
     @contextmanager
     def _in_registers(self, sums, part):
@@ -163,10 +157,10 @@ class _Dot:
                     at = self._at(to, 4 * (half * OUTPUTS + LANES * r), _FLOATS)
                     b.store(weight, at, align=4)
 
-    def _add_pairs(self, block, vectors, pairs, *coming):
+    def _add_pairs(self, block, vectors, pairs, ahead, step):
         b = self.builder
         with for_range(b, pairs) as loop:
-            self._begin_to_read(loop.index, self.lines, self.places, *coming)
+            self._begin_to_read(ahead, loop.index, self.lines, step)
             weights = self._weights(block, loop.index, range(REGISTERS), _PAIRS, 4 * OUTPUTS, 0)
             for t, vector in enumerate(vectors):
                 pair = self._at(b.add(vector, self._times(loop.index, 4)), 0, INT32)
@@ -175,7 +169,7 @@ class _Dot:
                     total = self.totals[t, r]
                     b.store(add_product(b, b.load(total), weight, pair, True), total)
 
-    def _add_halves(self, room, block, vectors, pairs, sums, ahead, step, apart):
+    def _add_halves(self, room, block, vectors, pairs, ahead, step, sums):
         """Some pairs at a time, whose inputs are widened beforehand: all outputs use them."""
         b, most, alone = self.builder, _LONG(WIDENED), len(self.parts) == 1
         turns = b.udiv(b.add(pairs, _LONG(WIDENED - 1)), most)
@@ -187,24 +181,20 @@ class _Dot:
             for t, vector in enumerate(vectors):
                 own = b.add(room, _LONG(t * _WIDE_BYTES))
                 self._widen(b.add(vector, self._times(first, 4)), some, own)
-            parts = len(self.parts)
-            lines, places = self.lines // parts, self.places // parts
-            of_part = b.udiv(step, _LONG(parts))
-            rounds = b.udiv(self._times(first, self.lines), _LONG(self.places))
-            then = b.add(ahead, b.mul(rounds, step))
+            lines, of_part = self.lines // len(self.parts), b.udiv(step, _LONG(len(self.parts)))
+            then = b.add(ahead, b.mul(first, step))
             for part in self.parts:
                 with nullcontext() if alone else self._in_registers(sums, part):
-                    coming = lines, places, then, of_part, apart
-                    self._add_part(part, room, block, first, some, *coming)
+                    self._add_part(part, room, block, first, some, then, lines, of_part)
                 # In order: with every fourth line first, nothing was there when it was needed.
                 then = b.add(then, b.mul(some, of_part))
 
-    def _add_part(self, part, room, block, first, some, *coming):
+    def _add_part(self, part, room, block, first, some, ahead, lines, step):
         """Adds to the sums of one part of the outputs."""
         b = self.builder
         with for_range(b, some) as loop:
             pair = b.add(first, loop.index)
-            self._begin_to_read(loop.index, *coming)
+            self._begin_to_read(ahead, loop.index, lines, step)
             of_pair = b.add(room, self._times(loop.index, 4))
             # The second halves first, as an instruction for pairs adds them.
             for half, weights in reversed([*enumerate(self._halves(block, pair, part))]):
@@ -241,15 +231,12 @@ class _Dot:
         places = [4 * (half * OUTPUTS + LANES * r) for r in part]
         return [self.builder.load(self._at(row, place, kind), align=4) for place in places]
 
-    def _begin_to_read(self, pair, lines, places, ahead, step, apart):
-        b = self.builder
-        for line in range(lines):
-            number = b.add(self._times(pair, lines), _LONG(line))
-            rounds, place = pair, _LONG(line)
-            if places != lines:
-                rounds, place = (of(number, _LONG(places)) for of in (b.udiv, b.urem))
-            at = b.add(ahead, b.mul(rounds, step))
-            begin_to_read(b, b.add(at, b.mul(place, apart)), NEARNESS)
+    def _begin_to_read(self, ahead, turn, lines, step):
+        place = self.builder.add(ahead, self.builder.mul(turn, step))
+        to_next = self.builder.udiv(step, _LONG(lines))
+        for _ in range(lines):
+            begin_to_read_all(self.builder, place, NEARNESS)
+            place = self.builder.add(place, to_next)
 
     def _at(self, address, offset, kind):
         return self.builder.inttoptr(self.builder.add(address, _LONG(offset)), kind.as_pointer())

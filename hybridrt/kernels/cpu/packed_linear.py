@@ -21,7 +21,6 @@ from hybridrt.kernels.cpu.jit import (
     inner,
 )
 from hybridrt.kernels.cpu.packed_dot import (
-    LINE,
     MOST_VECTORS,
     OUTPUTS,
     make_packed_dot,
@@ -36,9 +35,12 @@ from hybridrt.kernels.cpu.tile_square import is_square, multiply_square
 from hybridrt.kernels.cpu.tiles import add_by_tiles
 from hybridrt.kernels.cpu.vectors import (
     HAS_REGISTERS,
-    IS_ZEN,
     IS_ZEN_4,
     LANES,
+    LINE,
+    PAGE,
+    PAGES,
+    READS_PAGES,
     aligned,
     load,
     pointer,
@@ -47,18 +49,9 @@ from hybridrt.kernels.cpu.vectors import (
 )
 
 AT_ONCE = 256  # tokens: what they have and their sums stay in the second cache
-AHEAD = (512 if IS_ZEN_4 else 4096) if HAS_REGISTERS else 1024
+AHEAD = PAGES * PAGE if READS_PAGES else (512 if IS_ZEN_4 else 4096) if HAS_REGISTERS else 1024
 """Bytes from beginning to read to using, where pairs are used once; as measured on each."""
 
-READS_PAGES = HAS_REGISTERS and not IS_ZEN
-"""Whether several pages of memory are asked for at once. Intel's processors read on along a page by
-themselves, but only some lines of it: a core reads pages together faster than one behind the other,
-as measured."""
-
-PAGES = 8  # at once, where that is so
-PAGE = 4096  # bytes
-ASKED = 3  # lines a pair of the `LINES` that it has: a page's last quarter is read without
-FURTHER = 2  # times so many pages, from beginning to read to using
 PAIRS = 64  # of a block at a time, where they are used again and again: 16 KiB
 FEW_PAIRS = 32  # where they are used twice and wait for memory, or widened and take twice the room
 FEWEST_WIDENED = (1000 if BY_PAIRS else 3) if HAS_REGISTERS else 4
@@ -122,59 +115,18 @@ def packed_linear(
 
 
 # What no number of tokens takes isn't compiled.
-_places = PAGES if READS_PAGES else None
-_dot = make_packed_dot(range(1, MOST_DIRECT + 1), ASKED if READS_PAGES else LINES, _places)
-_dot_some = make_packed_dot(range(3 if HAS_REGISTERS else 2, MOST_VECTORS + 1), PART, _places)
+_dot = make_packed_dot(range(1, MOST_DIRECT + 1), LINES)
+_dot_some = make_packed_dot(range(3 if HAS_REGISTERS else 2, MOST_VECTORS + 1), PART)
 _dot_more = make_packed_dot(range(4, MOST_VECTORS + 1), 1)
 _dot_wide = make_packed_dot(range(4, MOST_VECTORS + 1), PART, by_pairs=False, widened=True)
 
 
 @inner
 @no_type_check
-def _dot_few(count, room, block, vectors, vector_bytes, pairs, sums, ahead, of_page):
+def _dot_few(count, room, block, vectors, vector_bytes, pairs, sums, ahead):
     # pragma: no cover  (compiled, as all below)
     """In one place, as the compiler writes all of it out wherever it stands."""
-    step, apart = (LINE, of_page) if READS_PAGES else (4 * OUTPUTS, LINE)
-    _dot(count, room, block, vectors, vector_bytes, pairs, sums, ahead, step, apart)
-
-
-@inner
-@no_type_check
-def _dot_in_a_row(room, block, vectors, vector_bytes, pairs, sums, tokens, following):
-    # pragma: no cover
-    """Asks for what comes `AHEAD` bytes before it is used."""
-    step, end = 4 * OUTPUTS, block + 4 * OUTPUTS * pairs
-    some = pairs if following == end else max(0, pairs - AHEAD // step)
-    _dot_few(tokens, room, block, vectors, vector_bytes, some, sums, block + AHEAD, 0)
-    if some < pairs:
-        rest, of_rest, left = block + step * some, vectors + 4 * some, pairs - some
-        _dot_few(tokens, room, rest, of_rest, vector_bytes, left, sums, following, 0)
-
-
-@inner
-@no_type_check
-def _dot_in_pages(room, block, vectors, vector_bytes, pairs, sums, tokens, following):
-    # pragma: no cover
-    """Takes some pages at a time through one or two turns, while others come from memory."""
-    of_pair, turns = 4 * OUTPUTS, (tokens + MOST_VECTORS - 1) // MOST_VECTORS
-    parts = (pairs * of_pair + PAGES * PAGE - 1) // (PAGES * PAGE)
-    for part in range(parts):
-        begin, end = pairs * part // parts, pairs * (part + 1) // parts
-        some, apart = end - begin, of_pair * (end - begin) // PAGES
-        coming = part + FURTHER
-        ahead = block + of_pair * (pairs * coming // parts)
-        if coming >= parts:
-            ahead = following + of_pair * (pairs * (coming - parts) // parts)
-        own = block + of_pair * begin
-        for turn in range(turns):
-            first, last = tokens * turn // turns, tokens * (turn + 1) // turns
-            count, given = last - first, vectors + vector_bytes * first + 4 * begin
-            into = sums + 4 * OUTPUTS * first
-            if turns == 1:
-                _dot_few(count, room, own, given, vector_bytes, some, into, ahead, apart)
-            else:
-                of_turn = ahead + apart * turn // turns
-                _dot_some(count, room, own, given, vector_bytes, some, into, of_turn, LINE, apart)
+    _dot(count, room, block, vectors, vector_bytes, pairs, sums, ahead, 4 * OUTPUTS)
 
 
 @inner
@@ -190,11 +142,14 @@ def _dot_in_turns(room, block, vectors, vector_bytes, pairs, sums, tokens, follo
     step = (4 * OUTPUTS + turns - 1) // turns
     widened = turns >= FEWEST_WIDENED
     most = FEW_PAIRS if turns == 2 or widened else PAIRS
+    end_of_block = block + 4 * OUTPUTS * pairs
     wide = aligned(2 * FEW_PAIRS * OUTPUTS if widened else 0)
     for pair in range(0, pairs, most):
         some, first = min(most, pairs - pair), 0
         part = block + 4 * OUTPUTS * pair
-        ahead = part + 4 * OUTPUTS * some if pair + some < pairs else following
+        ahead = part + (AHEAD if READS_PAGES else 4 * OUTPUTS * some)
+        if ahead >= end_of_block:
+            ahead = following + ahead - end_of_block
         if widened:
             widen_block(part, some, wide.ctypes.data)
         for turn in range(turns):
@@ -205,17 +160,12 @@ def _dot_in_turns(room, block, vectors, vector_bytes, pairs, sums, tokens, follo
             if widened:
                 _dot_wide(
                     end - first, room, wide.ctypes.data, given, vector_bytes, some, into, of_turn,
-                    step, step // PART
+                    step
                 )  # fmt: skip
             elif BY_PAIRS and turns >= LINES:
-                _dot_more(
-                    end - first, room, part, given, vector_bytes, some, into, of_turn, step, step
-                )  # fmt: skip
+                _dot_more(end - first, room, part, given, vector_bytes, some, into, of_turn, step)
             else:
-                _dot_some(
-                    end - first, room, part, given, vector_bytes, some, into, of_turn, step,
-                    step // PART
-                )  # fmt: skip
+                _dot_some(end - first, room, part, given, vector_bytes, some, into, of_turn, step)
             first = end
 
 
@@ -226,10 +176,14 @@ def _add_by_vectors(
 ):  # fmt: skip  # pragma: no cover
     """Adds products without AMX: of pairs, or of what they are widened to."""
     room = room_for_inputs()
-    if READS_PAGES and count <= 2 * MOST_VECTORS:
-        _dot_in_pages(room, block, vectors, vector_bytes, pairs, sums, count, following)
-    elif count <= MOST_DIRECT:
-        _dot_in_a_row(room, block, vectors, vector_bytes, pairs, sums, count, following)
+    if count <= MOST_DIRECT:
+        end = block + 4 * OUTPUTS * pairs
+        some = pairs if following == end else max(0, pairs - AHEAD // (4 * OUTPUTS))
+        _dot_few(count, room, block, vectors, vector_bytes, some, sums, block + AHEAD)
+        if some < pairs:
+            rest = block + 4 * OUTPUTS * some
+            of_rest = vectors + 4 * some
+            _dot_few(count, room, rest, of_rest, vector_bytes, pairs - some, sums, following)
     else:
         _dot_in_turns(room, block, vectors, vector_bytes, pairs, sums, count, following)
 

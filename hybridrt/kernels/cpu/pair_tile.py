@@ -22,7 +22,6 @@ from numba.core.cgutils import alloca_once_value, for_range
 from numba.extending import intrinsic
 
 from hybridrt.kernels.cpu.attend_tile import TILE
-from hybridrt.kernels.cpu.packed_dot import LINE
 from hybridrt.kernels.cpu.pair_order import PAIRS, add_lanes
 from hybridrt.kernels.cpu.pairs import add_product, as_singles, next_to_each_other
 from hybridrt.kernels.cpu.vectors import (
@@ -31,6 +30,7 @@ from hybridrt.kernels.cpu.vectors import (
     IS_ZEN,
     IS_ZEN_4,
     LANES,
+    LINE,
     ONCE,
     all_lanes,
     begin_to_read,

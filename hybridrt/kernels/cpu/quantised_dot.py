@@ -16,29 +16,37 @@ from numba.core.cgutils import alloca_once_value, for_range
 from numba.extending import intrinsic
 
 from hybridrt.kernels.blocked_matrices import BLOCK
-from hybridrt.kernels.cpu.packed_dot import LINE, MOST_VECTORS, REGISTERS, registers_at_once
+from hybridrt.kernels.cpu.packed_dot import MOST_VECTORS, REGISTERS, registers_at_once
 from hybridrt.kernels.cpu.tile_registers import HAS_TILES
 from hybridrt.kernels.cpu.vectors import (
     HAS_REGISTERS,
     INT32,
     LANES,
+    LINE,
     ONCE,
+    PAGE,
+    PAGES,
+    READS_PAGES,
     all_lanes,
     begin_to_read,
+    begin_to_read_all,
     call,
     in_each_lane,
 )
 from hybridrt.kernels.cpu.whole_inputs import TOO_MUCH
 
-AHEAD = 8192 if HAS_REGISTERS and not HAS_TILES else 1024
-"""Bytes by which reading weights into the nearest cache is ahead of multiplying them, as measured
-with AMX, with AVX-512 alone, and with neither."""
+AHEAD = PAGES * PAGE if READS_PAGES else 8192 if HAS_REGISTERS and not HAS_TILES else 1024
+"""Bytes by which reading weights of 8 bits into the nearest cache is ahead of multiplying them, as
+measured with AMX, with AVX-512 alone, and with neither."""
+
+AHEAD_OF_4 = AHEAD // 2 if READS_PAGES else AHEAD
+"""The same of 4 bits: more calculation for each byte."""
 
 FURTHER = 7168 if HAS_TILES else 0
 """Bytes by which reading them into the second cache is further ahead, if at all: the nearest one
 can wait for a few lines only, which keeps memory from being read as fast as it can."""
 
-WIDEN_AHEAD = 8192
+WIDEN_AHEAD = PAGES * PAGE if READS_PAGES else 8192
 """The same where a whole group is widened before it is multiplied."""
 
 SCALES_AHEAD = 2048
@@ -268,7 +276,7 @@ class _Group:
             size = 2 * self.pairs * BLOCK * self.bits // 8
             for line in range(0, size, LINE):
                 place = b.add(b.add(values, self.ahead), self._times(turn, size))
-                begin_to_read(b, b.add(place, _LONG(line)), ONCE)
+                begin_to_read_all(b, b.add(place, _LONG(line)), ONCE)
                 if self.further:
                     begin_to_read(b, b.add(place, _LONG(self.further + line)), 2)
         of_turn = BLOCK * (2 if self.bits == 8 else 4)

@@ -16,10 +16,11 @@ from torch import Tensor
 from hybridrt.kernels.blocked_matrices import BLOCK
 from hybridrt.kernels.cpu.bfloat16 import as_words
 from hybridrt.kernels.cpu.jit import apart, calls, inner, inner_exact
-from hybridrt.kernels.cpu.packed_dot import LINE, MOST_VECTORS
+from hybridrt.kernels.cpu.packed_dot import MOST_VECTORS
 from hybridrt.kernels.cpu.packed_linear import write_results
 from hybridrt.kernels.cpu.quantised_dot import (
     AHEAD,
+    AHEAD_OF_4,
     add_bytes,
     add_group,
     make_group_dot,
@@ -37,7 +38,7 @@ from hybridrt.kernels.cpu.tile_registers import (
     release_tiles,
     take_tiles,
 )
-from hybridrt.kernels.cpu.vectors import aligned, pointer
+from hybridrt.kernels.cpu.vectors import LINE, aligned, pointer
 from hybridrt.kernels.cpu.whole_inputs import make_whole, of_groups, row_bytes
 
 FEW = 2 * MOST_VECTORS
@@ -195,12 +196,13 @@ def add_quantised(
     many = by_tiles or tokens > FEW
     room = aligned(2 * ROWS * BLOCK if by_tiles else 0)
     # The last groups begin to read another block than that behind them.
-    others = 0 if following == values + of_group * groups else (AHEAD + of_group - 1) // of_group
+    reach = AHEAD_OF_4 if bits == 4 else AHEAD
+    others = 0 if following == values + of_group * groups else (reach + of_group - 1) // of_group
     before = max(0, groups - others)
     g = 0
     while g < groups:
         own, some = values + of_group * g, groups - g
-        ahead, own_bits, own_scales = AHEAD, bits, scales + 2 * BLOCK * g
+        ahead, own_bits, own_scales = reach, bits, scales + 2 * BLOCK * g
         if many:
             some = min(TOGETHER // group, some)
             if by_tiles:

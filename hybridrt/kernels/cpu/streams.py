@@ -12,9 +12,8 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from hybridrt.kernels.cpu.jit import inner
-from hybridrt.kernels.cpu.packed_dot import LINE
 from hybridrt.kernels.cpu.tile_registers import HAS_TILES
-from hybridrt.kernels.cpu.vectors import FLOATS, INT32, LANES, call, narrow
+from hybridrt.kernels.cpu.vectors import FLOATS, INT32, LANES, LINE, call, narrow
 
 FEWEST_BYTES = 4096
 """From a token's results to the next one's: with nearer ones 32 tokens gained nothing, and 128 lost

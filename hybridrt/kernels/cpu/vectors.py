@@ -48,6 +48,19 @@ ONCE = 0 if IS_ZEN else 3
 but the nearest: in the others it would take the places of code and of what kernels hand on, which
 then come from memory. To Intel's with AMX lines come more slowly so."""
 
+READS_PAGES = HAS_REGISTERS and not IS_ZEN and not _FEATURES.get("amx-tile")
+"""Whether a core reads several pages of memory together faster than one behind the other, as it was
+measured on Intel's without AMX: they read on along a page by themselves, but only some lines."""
+
+PAGE = 4096
+"""Bytes of one."""
+
+PAGES = 8
+"""So many together, as measured."""
+
+LINE = 64
+"""Bytes that a processor reads at a time."""
+
 binding.initialize_native_asmparser()  # for the instruction that `narrow` names
 
 INT32 = ir.IntType(32)
@@ -216,6 +229,29 @@ def begin_to_read(builder, address, nearness=3):
     line = builder.inttoptr(address, ir.IntType(8).as_pointer())
     how = [ir.Constant(INT32, number) for number in (0, nearness, 1)]  # to read; data
     call(builder, "llvm.prefetch.p0", ir.VoidType(), [line, *how])
+
+
+@no_type_check
+def begin_to_read_all(builder, address, nearness=3):
+    """The same of memory of which every line is asked for, one behind another.
+
+    Where several pages are read together it asks for another line of them (`line_of_pages`), so
+    that this has to be used `PAGES * PAGE` bytes later, or part of it comes after it was used.
+    """
+    address = line_of_pages(builder, address) if READS_PAGES else address
+    begin_to_read(builder, address, nearness)
+
+
+@no_type_check
+def line_of_pages(builder, address):
+    """The address of a line of the same `PAGES` pages: neighbours become lines of unlike pages."""
+    long = ir.IntType(64)
+    number = builder.udiv(address, long(LINE))
+    page = builder.urem(number, long(PAGES))
+    line = builder.urem(builder.udiv(number, long(PAGES)), long(PAGE // LINE))
+    first = builder.and_(address, long(-PAGES * PAGE))
+    within = builder.add(builder.mul(page, long(PAGE)), builder.mul(line, long(LINE)))
+    return builder.add(first, within)
 
 
 @intrinsic
