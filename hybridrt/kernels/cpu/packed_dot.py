@@ -25,6 +25,7 @@ from hybridrt.kernels.cpu.vectors import (
     LANES,
     ONCE,
     all_lanes,
+    begin_to_read,
     begin_to_read_all,
     call,
     first_lanes,
@@ -234,8 +235,10 @@ class _Dot:
     def _begin_to_read(self, ahead, turn, lines, step):
         place = self.builder.add(ahead, self.builder.mul(turn, step))
         to_next = self.builder.udiv(step, _LONG(lines))
+        # Where many vectors use what is widened, calculation decides: no more of it for addresses.
+        ask = begin_to_read if self.widened else begin_to_read_all
         for _ in range(lines):
-            begin_to_read_all(self.builder, place, NEARNESS)
+            ask(self.builder, place, NEARNESS)
             place = self.builder.add(place, to_next)
 
     def _at(self, address, offset, kind):

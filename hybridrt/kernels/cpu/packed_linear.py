@@ -147,7 +147,7 @@ def _dot_in_turns(room, block, vectors, vector_bytes, pairs, sums, tokens, follo
     for pair in range(0, pairs, most):
         some, first = min(most, pairs - pair), 0
         part = block + 4 * OUTPUTS * pair
-        ahead = part + (AHEAD if READS_PAGES else 4 * OUTPUTS * some)
+        ahead = part + (AHEAD if READS_PAGES and not widened else 4 * OUTPUTS * some)
         if ahead >= end_of_block:
             ahead = following + ahead - end_of_block
         if widened:
