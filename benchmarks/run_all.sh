@@ -73,6 +73,9 @@ table taped_decode python benchmarks/taped_decode.py
 # How steps grow with their context, and prefills: prints what long_context.md has.
 table long_context python benchmarks/long_context.py
 
+# How fast memory is read, by the order in which it is asked for: prints what read_order.md has.
+table read_order python benchmarks/read_order.py
+
 # Where the processor has AMX, its products by registers: prints what tile_registers.md has.
 if python -c 'import sys, torch; sys.exit(not torch.cpu._init_amx())'; then
     table tile_registers python benchmarks/tile_registers.py

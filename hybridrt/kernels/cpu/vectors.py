@@ -243,13 +243,13 @@ def begin_to_read_all(builder, address, nearness=3):
 
 
 @no_type_check
-def line_of_pages(builder, address):
-    """The address of a line of the same `PAGES` pages: neighbours become lines of unlike pages."""
+def line_of_pages(builder, address, pages=PAGES):
+    """The address of a line of the same `pages`: neighbours become lines of unlike pages."""
     long = ir.IntType(64)
     number = builder.udiv(address, long(LINE))
-    page = builder.urem(number, long(PAGES))
-    line = builder.urem(builder.udiv(number, long(PAGES)), long(PAGE // LINE))
-    first = builder.and_(address, long(-PAGES * PAGE))
+    page = builder.urem(number, long(pages))
+    line = builder.urem(builder.udiv(number, long(pages)), long(PAGE // LINE))
+    first = builder.and_(address, long(-pages * PAGE))
     within = builder.add(builder.mul(page, long(PAGE)), builder.mul(line, long(LINE)))
     return builder.add(first, within)
 
