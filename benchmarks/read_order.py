@@ -4,8 +4,8 @@
 
 Prints Markdown: GB/s of one thread and of as many as torch has, each of which reads its part of 512
 MiB line by line, in turns. `READS_PAGES` in hybridrt/kernels/cpu/vectors.py says on which
-processors weights are asked for by pages; this says where they should be. torch's sum is of float32
-in small pages of memory, all others read large ones, where Linux gives them.
+processors weights are asked for by pages; this says where they should be. All but torch's sum, of
+float32, read memory of large pages, where Linux gives them.
 """
 
 import argparse
