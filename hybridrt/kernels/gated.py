@@ -52,6 +52,10 @@ def sigmoid_gated(
     values: Float[Tensor, "*batch size"], gate: Float[Tensor, "*batch size_or_one"]
 ) -> Float[Tensor, "*batch size"]:
     """`sigmoid(gate) * values`, with a gate each, or one for all of the last axis."""
+    if numba_takes(values, gate):
+        from hybridrt.kernels.cpu import gated as cpu
+
+        return cpu.sigmoid_gated(values, gate)
     if triton_takes(values):
         from hybridrt.kernels.triton import gated as on_gpu
 

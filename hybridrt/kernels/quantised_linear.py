@@ -114,7 +114,7 @@ def quantise_weight(
 ) -> QuantisedWeight:
     """Rounds every weight to a multiple of its group's scale; on a CPU what it gives is in `room`.
 
-    A group has as many inputs as `GROUP` says, if not given.
+    A group has as many inputs as `GROUP` says, if not given; not more.
 
     A scale is the weight that is furthest from 0, divided by -128 with 8 bits, by -8 with 4. So
     a weight is off by at most half of that scale, or by one where it is as far on the other

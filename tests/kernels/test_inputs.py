@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hybridrt.kernels.delta_inputs import delta_inputs
-from hybridrt.kernels.gated import add_gated, gated, gated_by
+from hybridrt.kernels.gated import add_gated, gated, gated_by, sigmoid_gated
 from hybridrt.kernels.reference import delta_inputs as delta_reference
 from hybridrt.kernels.reference import scan_inputs as scan_reference
 from hybridrt.kernels.scan_inputs import scan_inputs
@@ -116,3 +116,25 @@ def test_what_a_token_gates_is_added(tokens: int) -> None:
         row = slice(t, t + 1)
         assert torch.equal(found[row], add_gated(values[row], more[row], gate[row]))
     assert_small_rms_ratio(found, values.double() + gate.double().sigmoid() * more.double())
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 3, 40])
+@pytest.mark.parametrize("size", [1, 9, 256])
+def test_sigmoids_gate_each_value_or_all_of_a_head(tokens: int, size: int) -> None:
+    """And a head's values don't depend on those beside it, nor on how far the rows are apart."""
+    wide = _bfloat16(tokens, 4 * size, spread=20.0, seed=1)
+    values, gates = wide.unflatten(1, (2, 2, size)).unbind(1)
+    for gate in (gates, gates[..., :1], gates[..., :1].contiguous()):
+        found = sigmoid_gated(values, gate)
+        assert found.is_contiguous()
+        assert torch.equal(found[:, 0], sigmoid_gated(values[:, 0], gate[:, 0]))
+        if tokens:
+            assert_small_rms_ratio(found, values.double() * gate.double().sigmoid())
+
+
+def test_sigmoids_of_extremes() -> None:
+    gate = torch.tensor([-inf, -1e30, -90.0, 0.0, 90.0, 1e30, inf, torch.nan]).bfloat16()
+    values = torch.tensor([2.0, -1.0, torch.nan])[:, None].bfloat16().expand(3, 8)
+    found = sigmoid_gated(values, gate.expand(3, 8))
+    right = values.float() * torch.sigmoid(gate.float())
+    torch.testing.assert_close(found.float(), right, rtol=2**-8, atol=1e-37, equal_nan=True)

@@ -295,3 +295,24 @@ def test_the_zeros_behind_a_page_table_are_not_pages(attends: Backend) -> None:
     batch = make_batch(rows, num_decodes=2, block_size=2, device=device)
     out = paged_attention(q, k, v, batch.token_pages(TOKENS), batch, 1.0, backend=backend)
     assert out.eq(1).all()
+
+
+@pytest.mark.parametrize(("length", "other"), [(37, 21), (64, 2), (2, 64)])
+def test_nan_of_another_sequence_changes_nothing(attends: Backend, length: int, other: int) -> None:
+    """It may be read ahead, and even multiplied, but never added."""
+    device, backend = attends
+    draw = torch.Generator().manual_seed(0)
+    cache = torch.randn(9, 2, 16, 128, generator=draw).bfloat16().to(device)
+    q = torch.randn(2, 4, 64, generator=draw).bfloat16().to(device)
+    pages = (1, 2, 3, 4)[: -(-length // 16)], (5, 6, 7, 8)[: -(-other // 16)]
+    rows = [Row(length - 1, 1, pages[0]), Row(other - 1, 1, pages[1])]
+    batch = make_batch(rows, num_decodes=2, block_size=16, device=device)
+
+    def attended() -> Tensor:
+        k, v = cache.split(64, dim=-1)
+        return paged_attention(q, k, v, batch.token_pages(TOKENS), batch, 0.1, backend=backend)
+
+    before = attended()
+    cache[5:] = torch.nan
+    after = attended()
+    assert torch.equal(after[0], before[0]) and after[1].isnan().all()

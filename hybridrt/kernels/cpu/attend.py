@@ -27,8 +27,11 @@ from hybridrt.kernels.cpu.attend_pairs import (
     attend_by_pairs,
     copy_queries,
     join_pairs,
+    most_asked,
+    read_on,
     score_tile,
     split_queries,
+    takes_turns,
     width_of,
 )
 from hybridrt.kernels.cpu.attend_tile import (
@@ -206,8 +209,8 @@ def _work(
         scores, np.empty(most, np.float32), np.empty(most, np.float32),
         np.empty(most, np.float32), aligned((sizes.v + run - 1) // run * run_step)
     )  # fmt: skip
-    places = room_for_places(sizes.values_are_keys)
-    coming = room_for_places(sizes.values_are_keys)
+    places = room_for_places(sizes.values_are_keys, most_asked(sizes))
+    coming = room_for_places(sizes.values_are_keys, most_asked(sizes))
     line = 64 // k.itemsize
     job = find_job(worker, FIRST, plan, heads, table, table_stride, positions, sizes, places)
     for number in range(worker, plan.jobs[-1], workers):
@@ -221,9 +224,12 @@ def _work(
         query = row * sizes.q_token + job.head * sizes.q_head
         if by_tiles is None:
             softmax.sums[:] = 0
-            some = min(AHEAD, following.tokens)
-            fetch(pointer(k), coming.k, 0, some, sizes.k, line)
-            fetch(pointer(v), coming.v, 0, some, sizes.v, line)
+            if k.itemsize == 2 and takes_turns(sizes):
+                read_on(job, places, following, coming)
+            else:
+                some = min(AHEAD, following.tokens)
+                fetch(pointer(k), coming.k, 0, some, sizes.k, line)
+                fetch(pointer(v), coming.v, 0, some, sizes.v, line)
             attend_piece(
                 q, query, heads // sizes.kv_heads, queries, job, width, k, more, v, places, sizes,
                 scale, softcap, softmax, v_width

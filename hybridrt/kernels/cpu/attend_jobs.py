@@ -15,6 +15,7 @@ PIECE = 512  # tokens: to begin and to join a piece costs what some dozens of to
 MOST = 4 * PIECE  # tokens at most
 PIECES = 8  # of a long sequence, if they aren't longer than that
 MORE = TILE + 16  # places behind them: of later tokens that are read ahead, and several at once
+ASKED = MOST + MORE  # where places stand that are asked for, if not one behind another
 GRAIN = 16  # tokens: pieces begin with whole ones, as pages do
 HEADS = 16  # query heads of a key head at once
 FEWEST = 4  # of them at least: what is read for them is widened once
@@ -130,10 +131,10 @@ def plan_jobs(positions, rows, heads, sizes, most_kv_heads, threads):  # pragma:
 
 @inner
 @no_type_check
-def room_for_places(values_are_keys):  # pragma: no cover
-    """For the tokens of a piece."""
-    k, more = np.empty(MOST + MORE, np.int64), np.empty(MOST + MORE, np.int64)
-    return Places(k, more, k if values_are_keys else np.empty(MOST + MORE, np.int64))
+def room_for_places(values_are_keys, asked):  # pragma: no cover
+    """For the tokens of a piece, and so many places from `ASKED` on."""
+    k, more = np.empty(ASKED + asked, np.int64), np.empty(MOST + MORE, np.int64)
+    return Places(k, more, k if values_are_keys else np.empty(ASKED + asked, np.int64))
 
 
 @inner

@@ -5,9 +5,10 @@
 
 from typing import no_type_check
 
+from hybridrt.kernels.cpu.attend_jobs import ASKED, GRAIN
 from hybridrt.kernels.cpu.attend_tile import TILE, weigh
 from hybridrt.kernels.cpu.bfloat16 import copy_bytes, halves
-from hybridrt.kernels.cpu.jit import apart, inner
+from hybridrt.kernels.cpu.jit import apart, inline, inner
 from hybridrt.kernels.cpu.pair_order import PAIRS, one_behind_another, side_by_side
 from hybridrt.kernels.cpu.pair_tile import (
     MOST_HEADS,
@@ -20,7 +21,15 @@ from hybridrt.kernels.cpu.pair_tile import (
 )
 from hybridrt.kernels.cpu.pairs import BY_PAIRS
 from hybridrt.kernels.cpu.vector_math import mul, splat
-from hybridrt.kernels.cpu.vectors import HAS_REGISTERS, LANES, load, load_up_to, pointer, store
+from hybridrt.kernels.cpu.vectors import (
+    HAS_REGISTERS,
+    LANES,
+    READS_PAGES,
+    load,
+    load_up_to,
+    pointer,
+    store,
+)
 
 STEP = 32
 """Tokens, of which first keys are read and then values: all stay in the nearest cache."""
@@ -148,6 +157,48 @@ def add_tile(
         d += numbers
 
 
+@inline
+@no_type_check
+def takes_turns(sizes):  # pragma: no cover
+    """Whether pages of all key heads are asked for by turns, as `_take_turns` says."""
+    return READS_PAGES and not sizes.values_are_keys and sizes.more == 0
+
+
+@inner
+@no_type_check
+def most_asked(sizes):  # pragma: no cover
+    """Places that it writes at most."""
+    return STEP * sizes.kv_heads if takes_turns(sizes) else 0
+
+
+@inner
+@no_type_check
+def _take_turns(places, begin, kv_heads, apart):  # pragma: no cover
+    """Writes from `ASKED` on where `STEP` tokens from `begin` on are, of all key heads, in the
+    order in which they are asked for.
+
+    `GRAIN` tokens of a head lie one behind another, about a page of them. So of each such run one
+    token is asked for, and then of each the next. Heads are `apart`.
+    """
+    given, asked, at = pointer(places[begin:]), pointer(places[ASKED:]), 0
+    for t in range(GRAIN):
+        for first in range(t, STEP, GRAIN):
+            place = given[first]
+            for n in range(kv_heads):
+                asked[at + n] = place + n * apart
+            at += kv_heads
+
+
+@inner
+@no_type_check
+def read_on(job, places, following, coming):  # pragma: no cover
+    """Puts the next job's first tokens where a step behind this one's last would have its own."""
+    if following.tokens > 0:
+        end = (job.tokens + STEP - 1) // STEP * STEP
+        places.k[end : end + STEP] = coming.k[:STEP]
+        places.v[end : end + STEP] = coming.v[:STEP]
+
+
 @inner
 @no_type_check
 def attend_by_pairs(
@@ -165,14 +216,20 @@ def attend_by_pairs(
     q, sums = queries.ctypes.data, softmax.sums.ctypes.data
     scores, at_scores = pointer(softmax.scores), softmax.scores.ctypes.data
     tops, totals, kept = pointer(softmax.tops), pointer(softmax.totals), pointer(softmax.kept)
+    by_turns = takes_turns(sizes)
     at_kept, group = softmax.kept.ctypes.data, job.heads // job.kv_heads
     for begin in range(0, job.tokens, STEP):
         tile = min(STEP, job.tokens - begin)
+        if by_turns:
+            _take_turns(places.k, begin + STEP, job.kv_heads, sizes.k_head)
+            _take_turns(places.v, begin + STEP, job.kv_heads, sizes.v_head)
         for n in range(job.kv_heads):
             # Meanwhile what is used next is read: the next head's tokens, and behind the last
-            # one's the first one's next ones. Where values are keys they are asked for twice: what
-            # comes too fast the processor drops.
+            # one's the first one's next ones; or by turns a part of what all heads use next. Where
+            # values are keys they are asked for twice: what comes too fast the processor drops.
             ahead, leap = (0, 2) if n + 1 < job.kv_heads else (STEP, -2 * n)
+            if by_turns:
+                ahead, leap = ASKED + STEP * n - begin, -2 * n
             head = n * group
             score_tile(
                 by_pairs, group, q + 4 * width * head, 4 * width, at_k + 2 * sizes.k_head * n,

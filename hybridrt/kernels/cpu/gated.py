@@ -1,4 +1,4 @@
-"""SwiGLU's gate, and one of a whole token, in numba, of bfloat16."""
+"""SwiGLU's gate, sigmoids as gates, and one of a whole token, in numba, of bfloat16."""
 
 from typing import no_type_check
 
@@ -35,6 +35,18 @@ def silu_times(
     out = torch.empty(gate.shape, dtype=gate.dtype)
     places = gate.data_ptr(), gate.stride(0), up.data_ptr(), up.stride(0), out.data_ptr()
     _gate_all(threads_for(2 * out.numel()), *places, *out.shape)
+    return out
+
+
+def sigmoid_gated(
+    values: BFloat16[Tensor, "*batch size"], gate: BFloat16[Tensor, "*batch size_or_one"]
+) -> BFloat16[Tensor, "*batch size"]:
+    """`sigmoid(gate) * values`, rounded once."""
+    out = torch.empty(values.shape, dtype=values.dtype)
+    rows = [part.flatten(0, -2) for part in (values, gate)]
+    values, gate = (part if part.stride(1) == 1 else part.contiguous() for part in rows)
+    places = values.data_ptr(), values.stride(0), gate.data_ptr(), gate.stride(0), out.data_ptr()
+    _weigh_all(threads_for(out.numel()), *places, gate.shape[1], *values.shape)
     return out
 
 
@@ -86,6 +98,25 @@ def _gate(row, gate, gate_stride, up, up_stride, out, size):  # pragma: no cover
 @no_type_check
 def _gate_all(threads, gate, gate_stride, up, up_stride, out, rows, size):  # pragma: no cover
     share_each(_gate, threads, rows, (gate, gate_stride, up, up_stride, out, size))
+
+
+@inner_exact
+@no_type_check
+def _weigh(row, values, value_stride, gate, gate_stride, out, gates, size):  # pragma: no cover
+    """A row, with one gate or as many `gates` as values."""
+    given, result = pointer(halves(values + 2 * row * value_stride, size)), out + 2 * row * size
+    of_row, result = halves(gate + 2 * row * gate_stride, gates), pointer(halves(result, size))
+    for i in range(0, size, LANES):
+        of = splat(widen(of_row[0])) if gates == 1 else load_up_to(pointer(of_row), i, size - i)
+        store_up_to(times_sigmoid(load_up_to(given, i, size - i), of), result, i, size - i)
+
+
+@parallel_kernel
+@no_type_check
+def _weigh_all(
+    threads, values, value_stride, gate, gate_stride, out, gates, rows, size
+):  # fmt: skip  # pragma: no cover
+    share_each(_weigh, threads, rows, (values, value_stride, gate, gate_stride, out, gates, size))
 
 
 @inner_sums

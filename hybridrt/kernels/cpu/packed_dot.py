@@ -24,6 +24,7 @@ from hybridrt.kernels.cpu.vectors import (
     IS_ZEN_4,
     LANES,
     ONCE,
+    READS_PAGES,
     all_lanes,
     begin_to_read,
     begin_to_read_all,
@@ -234,11 +235,13 @@ class _Dot:
 
     def _begin_to_read(self, ahead, turn, lines, step):
         place = self.builder.add(ahead, self.builder.mul(turn, step))
-        to_next = self.builder.udiv(step, _LONG(lines))
+        if READS_PAGES and not self.widened:
+            begin_to_read_all(self.builder, place, lines, NEARNESS)
+            return
         # Where many vectors use what is widened, calculation decides: no more of it for addresses.
-        ask = begin_to_read if self.widened else begin_to_read_all
+        to_next = self.builder.udiv(step, _LONG(lines))
         for _ in range(lines):
-            ask(self.builder, place, NEARNESS)
+            begin_to_read(self.builder, place, NEARNESS)
             place = self.builder.add(place, to_next)
 
     def _at(self, address, offset, kind):

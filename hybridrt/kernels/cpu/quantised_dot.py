@@ -51,7 +51,15 @@ WIDEN_AHEAD = PAGES * PAGE if READS_PAGES else 8192
 
 SCALES_AHEAD = 2048
 
-_NIBBLES = 0x000F_000F
+KINDS = 3
+"""Of nibbles that are multiplied where they stand, as 1, 16 or 256 times what they are: one
+instruction each, where to bring them down takes two. The highest, 4096 times, is brought down. Each
+kind has sums of its own, which 64 inputs in a group don't fill."""
+
+MOST_IN_PLACE = 1 if HAS_REGISTERS else 0
+"""Vectors for which they are: for more, registers don't hold all sums."""
+
+_LOWEST = 0x000F_000F
 _HALF, _LONG = ir.IntType(16), ir.IntType(64)
 _FLOATS, _INTS = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(INT32, LANES)
 _HALVES = ir.VectorType(_HALF, 2 * LANES)
@@ -168,7 +176,10 @@ class _Group:
 
     def _multiply_part(self, part, count, values, scales, groups, numbers, of_groups, step, sums):
         b, places = self.builder, [(t, r) for t in range(count) for r in part]
-        found = {place: alloca_once_value(b, all_lanes(0, _INTS)) for place in places}
+        kinds = range(KINDS if self.bits == 4 and count <= MOST_IN_PLACE else 1)
+        found = {
+            place: [alloca_once_value(b, all_lanes(0, _INTS)) for _ in kinds] for place in places
+        }
         given = [b.add(numbers, b.mul(step, _LONG(t))) for t in range(count)]
         starts = [b.add(of_groups, b.mul(step, _LONG(t))) for t in range(count)]
         with for_range(b, groups) as loop:
@@ -178,7 +189,10 @@ class _Group:
             of_group = self._times(loop.index, 8)
             for t, r in places:
                 start = self._load(starts[t], b.add(of_group, _LONG(4)), INT32, 4)
-                b.store(in_each_lane(b, start), found[t, r])
+                first, *others = found[t, r]
+                b.store(in_each_lane(b, start), first)
+                for other in others:
+                    b.store(all_lanes(0, _INTS), other)
             before = b.mul(loop.index, self.group)
             own = b.add(values, self._times(before, BLOCK // 8 * self.bits))
             with for_range(b, b.udiv(self.group, _LONG(2 * self.pairs))) as turn:
@@ -189,8 +203,10 @@ class _Group:
             for t, r in places:
                 power = self._load(starts[t], of_group, ir.FloatType(), 4)
                 to = b.add(sums, _LONG(4 * (t * BLOCK + r * LANES)))
-                whole = b.sitofp(b.load(found[t, r]), _FLOATS)
-                self._add(whole, of_outputs[r], power, to)
+                whole, *others = [b.load(kind) for kind in found[t, r]]
+                for k, other in enumerate(others, 1):
+                    whole = b.add(whole, b.ashr(other, all_lanes(4 * k, _INTS)))
+                self._add(b.sitofp(whole, _FLOATS), of_outputs[r], power, to)
 
     def add_bytes(self, count, upper, lower, scales, of_group, step, sums):
         b = self.builder
@@ -257,28 +273,28 @@ class _Group:
 
     def _step(self, values, turn, vectors, sums, part):
         """Adds products of what is loaded at once."""
-        b = self.builder
-        for k, r, words in self._words(values, turn, part=part):
+        b, kinds = self.builder, len(sums[0, part[0]])
+        for k, r, words in self._words(values, turn, part=part, in_place=kinds > 1):
             for t, vector in enumerate(vectors):
                 pair = in_each_lane(b, self._load(vector, _LONG(4 * k), INT32, 2))
-                products = _products(b, words, pair)
-                b.store(b.add(b.load(sums[t, r]), products), sums[t, r])
+                to = sums[t, r][k % kinds]
+                b.store(b.add(b.load(to), _products(b, words, pair)), to)
 
     def _words(
-        self, values, turn, widened=True, part=range(REGISTERS)
+        self, values, turn, widened=True, part=range(REGISTERS), in_place=False
     ) -> Iterator[tuple[int, int, Any]]:
         """Which of a turn's pairs, which outputs, and such a pair of each, of 16 bits a number.
 
-        Those of 8 bits stand side by side in the lower half if they aren't `widened`.
+        Those of 8 bits stand side by side in the lower half if they aren't `widened`. Those of 4
+        that are left `in_place` are of the `KINDS` in order, and again from the first one on.
         """
         b = self.builder
         if self.bits != 16 and self.ahead is not None:  # those of 16 don't come from memory
             size = 2 * self.pairs * BLOCK * self.bits // 8
-            for line in range(0, size, LINE):
-                place = b.add(b.add(values, self.ahead), self._times(turn, size))
-                begin_to_read_all(b, b.add(place, _LONG(line)), ONCE)
-                if self.further:
-                    begin_to_read(b, b.add(place, _LONG(self.further + line)), 2)
+            place = b.add(b.add(values, self.ahead), self._times(turn, size))
+            begin_to_read_all(b, place, size // LINE, ONCE)
+            for line in range(0, size if self.further else 0, LINE):
+                begin_to_read(b, b.add(place, _LONG(self.further + line)), 2)
         of_turn = BLOCK * (2 if self.bits == 8 else 4)
         places = [b.add(self._times(turn, of_turn), _LONG(of_turn // REGISTERS * r)) for r in part]
         if self.bits == 8 and widened:
@@ -292,9 +308,14 @@ class _Group:
             loaded = [self._load(values, at, _INTS, 1) for at in places]
         for k in range(self.pairs):
             for r, words in zip(part, loaded, strict=True):
-                if self.bits == 4:
+                if in_place and k < KINDS:
+                    words = b.and_(words, all_lanes(_LOWEST << 4 * k, _INTS))
+                elif in_place:  # it has the sign's bit, and nothing above it
+                    highest = ir.Constant(_HALVES, [4 * k] * 2 * LANES)
+                    words = b.bitcast(b.lshr(b.bitcast(words, _HALVES), highest), _INTS)
+                elif self.bits == 4:
                     words = b.lshr(words, all_lanes(4 * k, _INTS)) if k else words
-                    words = b.and_(words, all_lanes(_NIBBLES, _INTS))
+                    words = b.and_(words, all_lanes(_LOWEST, _INTS))
                 yield k, r, words
 
     def _load(self, base, offset, kind, align):

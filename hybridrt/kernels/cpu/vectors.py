@@ -232,14 +232,20 @@ def begin_to_read(builder, address, nearness=3):
 
 
 @no_type_check
-def begin_to_read_all(builder, address, nearness=3):
-    """The same of memory of which every line is asked for, one behind another.
+def begin_to_read_all(builder, address, lines, nearness=3):
+    """The same of so many lines, of memory of which every line is asked for, one behind another.
 
-    Where several pages are read together it asks for another line of them (`line_of_pages`), so
-    that this has to be used `PAGES * PAGE` bytes later, or part of it comes after it was used.
+    Where several pages are read together it asks for other lines of them (`line_of_pages`), so
+    that this has to be used `PAGES * PAGE` bytes later, or part of it comes after it was used. That
+    many `lines` divide `PAGES`.
     """
-    address = line_of_pages(builder, address) if READS_PAGES else address
-    begin_to_read(builder, address, nearness)
+    apart = LINE
+    if READS_PAGES:
+        # Of lines that begin where a number of them would, each is a page behind the one before.
+        first = builder.and_(address, ir.IntType(64)(-lines * LINE))
+        address, apart = line_of_pages(builder, first), PAGE
+    for line in range(lines):
+        begin_to_read(builder, builder.add(address, ir.IntType(64)(line * apart)), nearness)
 
 
 @no_type_check
