@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hybridrt.kernels.cpu.packed_dot import (
+    MOST_IN_HALVES,
     MOST_VECTORS,
     OUTPUTS,
     make_packed_dot,
@@ -19,7 +20,7 @@ from hybridrt.kernels.cpu.packed_dot import (
 from hybridrt.kernels.cpu.vectors import MULTIPLIES_PAIRS
 from tests.harness.properties import bounded
 
-COUNTS = (1, 2, 3, MOST_VECTORS)
+COUNTS = sorted({1, 2, 3, MOST_VECTORS, MOST_IN_HALVES})
 
 
 def _make(by_pairs: bool, widened: bool, in_parts: bool) -> Any:

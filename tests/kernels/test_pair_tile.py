@@ -14,8 +14,7 @@ from torch import Tensor
 from hybridrt.kernels.cpu.attend_tile import TILE
 from hybridrt.kernels.cpu.pair_order import PAIRS
 from hybridrt.kernels.cpu.pair_tile import (
-    MOST_HEADS,
-    TOKENS,
+    OF_MULTIPLIED,
     Multiplied,
     make_add_values,
     make_score,
@@ -26,7 +25,7 @@ from tests.harness.tolerance import assert_close
 
 pytestmark = pytest.mark.skipif(not MULTIPLIES_PAIRS, reason="no instruction for pairs")
 
-HEADS = st.integers(1, MOST_HEADS)
+HEADS = st.integers(1, len(OF_MULTIPLIED))
 _score, _add_values = make_score(Multiplied), make_add_values(Multiplied)
 
 
@@ -62,7 +61,7 @@ def _lines(size: int) -> int:
 @bounded(60)
 @given(heads=HEADS, size=st.integers(1, 100), more=st.integers(0, 70), seed=st.integers(0, 99))
 def test_scores_are_products(heads: int, size: int, more: int, seed: int) -> None:
-    tokens, width = TOKENS[heads - 1], _lines(size) + _lines(more)
+    tokens, width = OF_MULTIPLIED[heads - 1], _lines(size) + _lines(more)
     q, keys = _drawn(seed, heads, size + more), _drawn(seed + 1, tokens, size + more)
     rows = torch.zeros(heads, width, dtype=torch.bfloat16)
     rows[:, :size] = q[:, :size]

@@ -11,9 +11,9 @@ from hybridrt.kernels.cpu.bfloat16 import copy_bytes, halves
 from hybridrt.kernels.cpu.jit import apart, inline, inner
 from hybridrt.kernels.cpu.pair_order import PAIRS, one_behind_another, side_by_side
 from hybridrt.kernels.cpu.pair_tile import (
-    MOST_HEADS,
     MOST_SUMMED,
-    TOKENS,
+    OF_MULTIPLIED,
+    OF_WIDENED,
     Multiplied,
     Widened,
     make_add_values,
@@ -107,15 +107,19 @@ def score_tile(
     leap, scores
 ):  # fmt: skip  # pragma: no cover
     """Writes scores of some query heads of a key head; as `score` does, of a tile's tokens."""
-    groups = (heads + MOST_HEADS - 1) // MOST_HEADS
+    multiplied = BY_PAIRS and by_pairs != 0
+    most = len(OF_MULTIPLIED) if multiplied else len(OF_WIDENED)
+    groups = (heads + most - 1) // most
     # All heads use some keys while the nearest cache has them.
     together = TOGETHER if groups > 1 else STEP
     for near in range(0, tokens, together):
         for group in range(groups):
             first, stop = heads * group // groups, heads * (group + 1) // groups
-            for t in range(near, min(near + together, tokens), TOKENS[stop - first - 1]):
+            count = stop - first - 1
+            at_once = OF_MULTIPLIED[count] if multiplied else OF_WIDENED[count]
+            for t in range(near, min(near + together, tokens), at_once):
                 to_read = (ahead, leap) if group == 0 else (0, 0)
-                if BY_PAIRS and by_pairs != 0:
+                if BY_PAIRS and multiplied:
                     _score_by_pairs(
                         stop - first, q + q_bytes * first, q_bytes, keys, places + 8 * t, size,
                         more, more_places + 8 * t, more_size, *to_read,

@@ -24,12 +24,12 @@ from hybridrt.kernels.cpu.attend_tile import TILE
 from hybridrt.kernels.cpu.bfloat16 import elements, halves, narrow, of_dtype, widen
 from hybridrt.kernels.cpu.jit import calls, inner
 from hybridrt.kernels.cpu.mla_project import ROWS, SMALL, multiples
-from hybridrt.kernels.cpu.pair_tile import TOKENS
+from hybridrt.kernels.cpu.pair_tile import OF_WIDENED
 from hybridrt.kernels.cpu.pairs import BY_PAIRS
 from hybridrt.kernels.cpu.share import share, sharing_kernel, threads_for
 from hybridrt.kernels.cpu.vectors import LANES, aligned, load_up_to, pointer, store_up_to
 
-SPARE = max(TOKENS)  # places behind a tile's last row, for those who take several at once
+SPARE = max(OF_WIDENED)  # places behind a tile's last row, for those who take several at once
 
 ABSORBED = torch.bfloat16 if BY_PAIRS else torch.float32
 """What absorbed queries are: where `attend` multiplies by pairs, those that it takes."""

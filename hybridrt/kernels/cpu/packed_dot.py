@@ -37,6 +37,10 @@ REGISTERS = OUTPUTS // LANES
 MOST_VECTORS = 6
 """At once: their sums, a pair of each output and of one vector fill the 32 registers."""
 
+MOST_IN_HALVES = 2 * MOST_VECTORS if HAS_REGISTERS and not BY_PAIRS else MOST_VECTORS
+"""The same of half of a block's outputs at a time. What is widened serves more vectors so; where
+pairs are multiplied, nothing is widened."""
+
 NEARNESS = 2 if IS_ZEN_4 else ONCE
 """How near weights are brought. On Zen 4 into the second cache: asked for into the nearest alone
 they came later, as measured, above all where several vectors use them."""
@@ -75,7 +79,7 @@ def make_packed_dot(
     `float32[count, OUTPUTS]`, to which it adds. With every pair it begins to read the next `step`
     bytes of what lies from `ahead` on, at so many places: as many as there are `lines` in them at
     most. A block that is `widened` is what `widen_block` writes. Outputs are taken `in_parts` where
-    registers don't hold all sums.
+    registers don't hold all sums of AVX2, and in halves for more than `MOST_VECTORS`.
     """
 
     @intrinsic
@@ -97,7 +101,7 @@ def room_for_inputs(typing_context):
     """The address of room that is there until the function ends which asks for it."""
 
     def code(context, builder, signature, args):
-        room = ir.ArrayType(_FLOATS, MOST_VECTORS * _WIDE_BYTES // (4 * LANES))
+        room = ir.ArrayType(_FLOATS, MOST_IN_HALVES * _WIDE_BYTES // (4 * LANES))
         return builder.ptrtoint(alloca_once(builder, room), _LONG)
 
     return types.int64(), code
@@ -121,7 +125,9 @@ class _Dot:
 
     def __init__(self, builder, count=0, lines=0, widened=False, in_parts=False):
         self.builder, self.lines, self.vectors = builder, lines, range(count)
-        self.widened, at_once = widened, registers_at_once(count) if in_parts else REGISTERS
+        self.widened = widened
+        at_once = REGISTERS if count <= MOST_VECTORS else REGISTERS // 2
+        at_once = registers_at_once(count) if in_parts else at_once
         self.parts = [range(r, r + at_once) for r in range(0, REGISTERS, at_once)]
         places = [(t, r) for t in self.vectors for r in range(REGISTERS)]
         self.totals = {place: alloca_once_value(builder, all_lanes(0.0)) for place in places}

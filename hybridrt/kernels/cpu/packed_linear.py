@@ -21,6 +21,7 @@ from hybridrt.kernels.cpu.jit import (
     inner,
 )
 from hybridrt.kernels.cpu.packed_dot import (
+    MOST_IN_HALVES,
     MOST_VECTORS,
     OUTPUTS,
     make_packed_dot,
@@ -59,9 +60,10 @@ FEWEST_WIDENED = (1000 if BY_PAIRS else 3) if HAS_REGISTERS else 4
 it needs: that takes no longer than writing it down, and leaves more of the nearest cache to what
 comes from memory."""
 
-MOST_DIRECT = MOST_VECTORS if HAS_REGISTERS else 1
+MOST_DIRECT = MOST_IN_HALVES if HAS_REGISTERS else 1
 """Tokens whose products read a block as it comes from memory. With AVX2, of more, outputs take
-turns, which would read lines that aren't neighbours."""
+turns, which would read lines that aren't neighbours. (With AVX-512 halves of the outputs take turns
+at some pairs, which have been asked for in order by then.)"""
 
 LINES = 4 * OUTPUTS // LINE  # of a pair for all outputs of a block
 PART = LINES // 2 if HAS_REGISTERS else LINES  # places where one of few turns begins to read
@@ -116,7 +118,8 @@ def packed_linear(
 
 # What no number of tokens takes isn't compiled.
 _dot = make_packed_dot(range(1, MOST_DIRECT + 1), LINES)
-_dot_some = make_packed_dot(range(3 if HAS_REGISTERS else 2, MOST_VECTORS + 1), PART)
+_FEWEST_OF_SOME = (3 if BY_PAIRS else MOST_VECTORS + 1) if HAS_REGISTERS else 2
+_dot_some = make_packed_dot(range(_FEWEST_OF_SOME, MOST_VECTORS + 1), PART)
 _dot_more = make_packed_dot(range(4, MOST_VECTORS + 1), 1)
 _dot_wide = make_packed_dot(range(4, MOST_VECTORS + 1), PART, by_pairs=False, widened=True)
 

@@ -1,7 +1,7 @@
 """Queries of some heads and a tile of tokens in bfloat16: scores, and sums of values, for LLVM.
 
-A line of memory has 32 numbers, which are taken as 16 pairs. Up to `MOST_HEADS` heads use what is
-read, and their sums stay in registers. There are two forms:
+A line of memory has 32 numbers, which are taken as 16 pairs. Some heads use what is read, and their
+sums stay in registers. There are two forms:
 
 - `widened`: the first of each pair and the second are float32 after one instruction each, where to
   widen them in their order takes two and half as much is read at once. Queries are float32 and
@@ -38,13 +38,15 @@ from hybridrt.kernels.cpu.vectors import (
     in_each_lane,
 )
 
-TOKENS = (16, 8, 8, 4, 4, 4) if HAS_REGISTERS else (4, 2, 1, 1)
-"""At once, by the number of heads less one: as many sums as there are registers for. With AVX2 each
-is two of 16, else one of 32."""
+OF_WIDENED = (16, 8, 4, 4, 4) if HAS_REGISTERS else (4, 2, 1, 1)
+"""Tokens at once, by the number of heads less one, and up to how many heads: as many sums as there
+are registers for beside queries, two of each: with more of them some go to the stack, and scores
+take longer. With AVX2 each is two of 16, else one of 32."""
 
-MOST_HEADS = len(TOKENS)
+OF_MULTIPLIED = (16, 8, 8, 4, 4, 4)
+"""The same beside queries of a register each."""
 
-MOST_SUMMED = MOST_HEADS if HAS_REGISTERS else 2
+MOST_SUMMED = 6 if HAS_REGISTERS else 2
 """Heads whose sums of a line of values, two vectors of each, stay in registers."""
 
 NEARNESS = 2 if IS_ZEN_4 or not IS_ZEN else 3 if HAS_REGISTERS else ONCE
@@ -64,7 +66,7 @@ _ORDER = ir.Constant(_HALVES, list(range(PAIRS)))
 def make_score(form: type["Tile"]) -> Callable[..., Any]:
     """A function for compiled code that writes scores of tokens, a row of `TILE` for each head.
 
-    Of `TOKENS[heads - 1]` tokens. Arguments are addresses or numbers: how many heads, queries,
+    Of `form.tokens[heads - 1]` tokens. Arguments are addresses or numbers: how many heads, queries,
     `q_bytes` apart, pages and `int64`, where in them each token's keys of `size` numbers begin, and
     the same of the keys' other part. It begins to read keys of the tokens `ahead` places later,
     `leap` bytes behind where those begin.
@@ -77,7 +79,7 @@ def make_score(form: type["Tile"]) -> Callable[..., Any]:
     ):  # fmt: skip
         def code(context, builder, signature, args):
             heads, *rest = args
-            for count in range(1, MOST_HEADS + 1):
+            for count in range(1, len(form.tokens) + 1):
                 with builder.if_then(builder.icmp_signed("==", heads, _LONG(count))):
                     form(builder, count).score(*rest)
             return context.get_dummy_value()
@@ -133,9 +135,11 @@ class Tile(ABC):
 
     Attributes:
         query_line: bytes of a query beside a line of keys.
+        tokens: of which scores are taken at once, by the number of heads less one.
     """
 
     query_line: int
+    tokens: tuple[int, ...]
 
     @abstractmethod
     def _factors(self, query) -> Any:
@@ -155,7 +159,7 @@ class Tile(ABC):
     def score(
         self, q, q_bytes, keys, places, size, more, more_places, more_size, ahead, leap, scores
     ):  # fmt: skip
-        b, tokens = self.builder, range(TOKENS[len(self.heads) - 1])
+        b, tokens = self.builder, range(self.tokens[len(self.heads) - 1])
         totals = {(g, t): self._variable() for g in self.heads for t in tokens}
         queries = [b.add(q, b.mul(q_bytes, _LONG(g))) for g in self.heads]
         self._add_keys(totals, queries, keys, places, size, ahead, leap)
@@ -252,7 +256,7 @@ class Tile(ABC):
 class Widened(Tile):
     """Of float32 queries and weights."""
 
-    query_line = 4 * PAIRS
+    query_line, tokens = 4 * PAIRS, OF_WIDENED
 
     def _factors(self, query):
         b = self.builder
@@ -289,7 +293,7 @@ class Multiplied(Tile):
     Behind the last of an odd number of tokens its place is repeated, and a weight is 0.
     """
 
-    query_line = 2 * PAIRS
+    query_line, tokens = 2 * PAIRS, OF_MULTIPLIED
 
     def _factors(self, query):
         return self.builder.load(_at(self.builder, query, 0, _WORDS), align=4)
