@@ -177,19 +177,19 @@ def most_asked(sizes):  # pragma: no cover
 
 @inner
 @no_type_check
-def _take_turns(places, begin, kv_heads, apart):  # pragma: no cover
+def _take_turns(places, begin, kv_heads, head_stride):  # pragma: no cover
     """Writes from `ASKED` on where `STEP` tokens from `begin` on are, of all key heads, in the
     order in which they are asked for.
 
     `GRAIN` tokens of a head lie one behind another, about a page of them. So of each such run one
-    token is asked for, and then of each the next. Heads are `apart`.
+    token is asked for, and then of each the next.
     """
     given, asked, at = pointer(places[begin:]), pointer(places[ASKED:]), 0
     for t in range(GRAIN):
         for first in range(t, STEP, GRAIN):
             place = given[first]
             for n in range(kv_heads):
-                asked[at + n] = place + n * apart
+                asked[at + n] = place + n * head_stride
             at += kv_heads
 
 
