@@ -130,4 +130,5 @@ def _ending_in(flight: RequestInFlight, name: str, token: int) -> RequestInFligh
     """The same request with another name and last token, which is not yet computed."""
     (sequence,) = flight.sequences
     sequence = replace(sequence, token_ids=(*sequence.token_ids[:-1], token))
-    return replace(flight, request=replace(flight.request, request_id=name), sequences=(sequence,))
+    request = replace(flight.request, request_id=name, cache_salt=name)  # it has its own pages
+    return replace(flight, request=request, sequences=(sequence,))
