@@ -35,6 +35,28 @@ def test_decoding_sequences_have_one_context_and_go_on_by_their_own_tokens(llm, 
     assert len(seen) == 1 + 4 + 2
 
 
+def test_decoding_sequences_share_no_pages(llm, monkeypatch):
+    """Or attention would read from memory once what each of them has."""
+    (context,) = random_prompts(256, 1, 300, seed=0)
+    full = [group.name for group in llm.plan.groups].index("full")
+    seen: list[list[int]] = []
+    step = llm.step
+
+    def watched():
+        outputs = step()
+        pages = llm.engine.pages
+        seen.append([page for name in pages for page in pages.tables(name)[full].physical_ids])
+        return outputs
+
+    runtime = Hybridrt(llm)
+    runtime.decode(context, [1], 1)
+    monkeypatch.setattr(llm, "step", watched)
+    runtime.decode(context, [5, 9, 7], 4)
+    assert len(seen) == 4
+    for pages in seen[:-1]:  # behind the last step they are given back
+        assert len(pages) == len(set(pages)) == 3 * 19
+
+
 def test_prompts_are_unlike_and_the_same_for_a_seed():
     prompts = random_prompts(1000, 3, 20, seed=1)
     assert prompts == random_prompts(1000, 3, 20, seed=1)
