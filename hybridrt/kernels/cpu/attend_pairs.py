@@ -32,7 +32,9 @@ from hybridrt.kernels.cpu.vectors import (
 )
 
 STEP = 32
-"""Tokens, of which first keys are read and then values: all stay in the nearest cache."""
+"""Tokens, of which first keys are read and then values: all stay in the nearest cache. The last ones
+of a piece, fewer than `GRAIN`, are taken with those before them: what so few ask for ahead would come
+too late."""
 
 BY_TURNS = HAS_REGISTERS and not IS_ZEN
 """Whether pages of all key heads are asked for by turns, as is faster on Intel's processors. With AMX
@@ -176,7 +178,7 @@ def takes_turns(sizes):  # pragma: no cover
 @no_type_check
 def most_asked(sizes):  # pragma: no cover
     """Places that it writes at most."""
-    return STEP * sizes.kv_heads if takes_turns(sizes) else 0
+    return STEP * sizes.kv_heads + GRAIN if takes_turns(sizes) else 0
 
 
 @inner
@@ -197,12 +199,19 @@ def _take_turns(places, begin, kv_heads, head_stride):  # pragma: no cover
             at += kv_heads
 
 
+@inline
+@no_type_check
+def _behind(tokens):  # pragma: no cover
+    """Where places of later tokens begin, behind so many, and behind what is read with the last."""
+    return (tokens + GRAIN - 1) // GRAIN * GRAIN
+
+
 @inner
 @no_type_check
 def read_on(job, places, following, coming):  # pragma: no cover
-    """Puts the next job's first tokens where a step behind this one's last would have its own."""
+    """Puts the next job's first tokens where those behind this one's last would be."""
     if following.tokens > 0:
-        end = (job.tokens + STEP - 1) // STEP * STEP
+        end = _behind(job.tokens)
         places.k[end : end + STEP] = coming.k[:STEP]
         places.v[end : end + STEP] = coming.v[:STEP]
 
@@ -226,16 +235,19 @@ def attend_by_pairs(
     tops, totals, kept = pointer(softmax.tops), pointer(softmax.totals), pointer(softmax.kept)
     by_turns = takes_turns(sizes)
     at_kept, group = softmax.kept.ctypes.data, job.heads // job.kv_heads
-    for begin in range(0, job.tokens, STEP):
-        tile = min(STEP, job.tokens - begin)
+    begin = 0
+    while begin < job.tokens:
+        left = job.tokens - begin
+        tile = left if left < STEP + GRAIN else STEP
+        behind = _behind(tile)
         if by_turns:
-            _take_turns(places.k, begin + STEP, job.kv_heads, sizes.k_head)
-            _take_turns(places.v, begin + STEP, job.kv_heads, sizes.v_head)
+            _take_turns(places.k, begin + behind, job.kv_heads, sizes.k_head)
+            _take_turns(places.v, begin + behind, job.kv_heads, sizes.v_head)
         for n in range(job.kv_heads):
             # Meanwhile what is used next is read: the next head's tokens, and behind the last
             # one's the first one's next ones; or by turns a part of what all heads use next. Where
             # values are keys they are asked for twice: what comes too fast the processor drops.
-            ahead, leap = (0, 2) if n + 1 < job.kv_heads else (STEP, -2 * n)
+            ahead, leap = (0, 2) if n + 1 < job.kv_heads else (behind, -2 * n)
             if by_turns:
                 ahead, leap = ASKED + STEP * n - begin, -2 * n
             head = n * group
@@ -254,6 +266,7 @@ def attend_by_pairs(
                 of_v + 8 * begin, tile, ahead, leap * sizes.v_head, sums + 4 * v_width * head,
                 4 * v_width
             )  # fmt: skip
+        begin += tile
 
 
 @inner
