@@ -32,13 +32,13 @@ from hybridrt.kernels.cpu.vectors import (
 )
 
 STEP = 32
-"""Tokens, of which first keys are read and then values: all stay in the nearest cache. The last ones
-of a piece, fewer than `GRAIN`, are taken with those before them: what so few ask for ahead would come
-too late."""
+"""Tokens, of which first keys are read and then values: all stay in the nearest cache. A piece's
+last ones, fewer than `GRAIN`, are taken with those before them: so few ask for too little of what
+comes next."""
 
 BY_TURNS = HAS_REGISTERS and not IS_ZEN
-"""Whether pages of all key heads are asked for by turns, as is faster on Intel's processors. With AMX
-too, where weights, in larger runs, come as fast in a row."""
+"""Whether pages of all key heads are asked for by turns, as is faster on Intel's processors: also
+with AMX, where weights, in larger runs, come as fast in a row."""
 
 TOGETHER = 8
 """Tokens whose keys all heads use one after the other."""
@@ -177,7 +177,8 @@ def takes_turns(sizes):  # pragma: no cover
 @inner
 @no_type_check
 def most_asked(sizes):  # pragma: no cover
-    """Places that it writes at most."""
+    """Places that it writes at most, and those behind them that a longer step names: they say
+    anything, as memory that isn't there may be asked for."""
     return STEP * sizes.kv_heads + GRAIN if takes_turns(sizes) else 0
 
 
