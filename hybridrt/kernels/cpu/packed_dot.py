@@ -17,7 +17,15 @@ from numba.core.cgutils import alloca_once, alloca_once_value, for_range
 from numba.extending import intrinsic
 
 from hybridrt.kernels.blocked_matrices import BLOCK as OUTPUTS
-from hybridrt.kernels.cpu.pairs import BY_PAIRS, add_product, as_singles
+from hybridrt.kernels.cpu.pairs import (
+    BY_PAIRS,
+    UPPER,
+    add_product,
+    as_singles,
+    first_of,
+    second_of,
+    unknown_upper,
+)
 from hybridrt.kernels.cpu.vectors import (
     HAS_REGISTERS,
     INT32,
@@ -31,6 +39,7 @@ from hybridrt.kernels.cpu.vectors import (
     call,
     first_lanes,
     in_each_lane,
+    unknown,
 )
 
 REGISTERS = OUTPUTS // LANES
@@ -44,6 +53,10 @@ pairs are multiplied, nothing is widened."""
 NEARNESS = 2 if IS_ZEN_4 else ONCE
 """How near weights are brought. On Zen 4 into the second cache: asked for into the nearest alone
 they came later, as measured, above all where several vectors use them."""
+
+IN_PARTS = 2
+"""The same where parts of the outputs take turns at AVX2's registers. By the time the last part
+needs what was brought into the nearest cache alone some of it would have been driven out again."""
 
 WIDENED = 64
 """Pairs of each vector that are widened at once: what they become stays in the nearest cache."""
@@ -129,6 +142,7 @@ class _Dot:
         at_once = REGISTERS if count <= MOST_VECTORS else REGISTERS // 2
         at_once = registers_at_once(count) if in_parts else at_once
         self.parts = [range(r, r + at_once) for r in range(0, REGISTERS, at_once)]
+        self.nearness = IN_PARTS if in_parts and len(self.parts) > 1 else NEARNESS
         places = [(t, r) for t in self.vectors for r in range(REGISTERS)]
         self.totals = {place: alloca_once_value(builder, all_lanes(0.0)) for place in places}
 
@@ -157,10 +171,10 @@ class _Dot:
             b.store(b.load(total), place, align=4)
 
     def widen_block(self, block, pairs, room):
-        b = self.builder
+        b, begun = self.builder, self._begin_halves(block)
         with for_range(b, pairs) as loop:
             to = b.add(room, self._times(loop.index, 2 * 4 * OUTPUTS))
-            for half, weights in enumerate(self._halves(block, loop.index, range(REGISTERS))):
+            for half, weights in self._halves(begun, loop.index, range(REGISTERS)):
                 for r, weight in enumerate(weights):
                     at = self._at(to, 4 * (half * OUTPUTS + LANES * r), _FLOATS)
                     b.store(weight, at, align=4)
@@ -199,13 +213,12 @@ class _Dot:
 
     def _add_part(self, part, room, block, first, some, ahead, lines, step):
         """Adds to the sums of one part of the outputs."""
-        b = self.builder
+        b, begun = self.builder, self._begin_halves(block)
         with for_range(b, some) as loop:
             pair = b.add(first, loop.index)
             self._begin_to_read(ahead, loop.index, lines, step)
             of_pair = b.add(room, self._times(loop.index, 4))
-            # The second halves first, as an instruction for pairs adds them.
-            for half, weights in reversed([*enumerate(self._halves(block, pair, part))]):
+            for half, weights in self._halves(begun, pair, part):
                 for t in self.vectors:
                     at = self._at(of_pair, t * _WIDE_BYTES + half * 4 * WIDENED, _FLOAT)
                     x = in_each_lane(b, b.load(at))
@@ -217,22 +230,46 @@ class _Dot:
     def _widen(self, pairs, count, room):
         """Writes the first of each pair, and behind `WIDENED` of those the second."""
         b = self.builder
-        with for_range(b, b.udiv(b.add(count, _LONG(LANES - 1)), _LONG(LANES))) as loop:
-            at, place = self._times(loop.index, 4 * LANES), self._times(loop.index, LANES)
-            there = first_lanes(b, b.sub(count, place))
-            read = [self._at(b.add(pairs, at), 0, _PAIRS), ir.Constant(INT32, 2), there]
-            read.append(ir.Constant(_PAIRS, None))
-            words = call(b, f"llvm.masked.load.v{LANES}i32.p0", _PAIRS, read)
-            for half, singles in enumerate(as_singles(b, words)):
-                b.store(singles, self._at(b.add(room, at), half * 4 * WIDENED, _FLOATS))
+        whole = b.udiv(count, _LONG(LANES))
+        with for_range(b, whole) as loop:
+            read = self._at(b.add(pairs, self._times(loop.index, 4 * LANES)), 0, _PAIRS)
+            self._write_singles(b.load(read, align=2), loop.index, room)
+        rest = b.sub(count, self._times(whole, LANES))
+        with b.if_then(b.icmp_signed(">", rest, _LONG(0)), likely=False):
+            # Not all are read so: where lanes are masked, AVX2 reads more slowly.
+            read = self._at(b.add(pairs, self._times(whole, 4 * LANES)), 0, _PAIRS)
+            args = [read, ir.Constant(INT32, 2), first_lanes(b, rest), ir.Constant(_PAIRS, None)]
+            words = call(b, f"llvm.masked.load.v{LANES}i32.p0", _PAIRS, args)
+            self._write_singles(words, whole, room)
 
-    def _halves(self, block, pair, part):
-        """Of a pair's weights, for a part of the outputs, the first and the second, in float32."""
+    def _write_singles(self, words, turn, room):
+        at = self._times(turn, 4 * LANES)
+        for half, singles in enumerate(as_singles(self.builder, words)):
+            place = self._at(self.builder.add(room, at), half * 4 * WIDENED, _FLOATS)
+            self.builder.store(singles, place)
+
+    def _begin_halves(self, block):
+        """What `_halves` takes, made before the loop in which it stands: LLVM leaves it there."""
+        if HAS_REGISTERS:
+            return block, block, UPPER
+        # Read once for both halves, weights would be put down in between for lack of registers.
+        return unknown(self.builder, block), block, unknown_upper(self.builder)
+
+    def _halves(self, begun, pair, part):
+        """0 and the first of a pair's weights for a part of the outputs; 1 and the second.
+
+        In float32. The second come first, as an instruction for pairs adds them.
+        """
+        first, second, upper = begun
         if self.widened:
             size = 2 * 4 * OUTPUTS
-            return [self._weights(block, pair, part, _FLOATS, size, half) for half in range(2)]
-        weights = self._weights(block, pair, part, _PAIRS, 4 * OUTPUTS, 0)
-        return zip(*(as_singles(self.builder, weight) for weight in weights), strict=True)
+            for half in reversed(range(2)):
+                yield half, self._weights(first, pair, part, _FLOATS, size, half)
+            return
+        weights = self._weights(second, pair, part, _PAIRS, 4 * OUTPUTS, 0)
+        yield 1, [second_of(self.builder, weight, upper) for weight in weights]
+        weights = self._weights(first, pair, part, _PAIRS, 4 * OUTPUTS, 0)
+        yield 0, [first_of(self.builder, weight) for weight in weights]
 
     def _weights(self, block, pair, part, kind, pair_bytes, half):
         row = self.builder.add(block, self._times(pair, pair_bytes))
@@ -242,12 +279,12 @@ class _Dot:
     def _begin_to_read(self, ahead, turn, lines, step):
         place = self.builder.add(ahead, self.builder.mul(turn, step))
         if READS_PAGES and not self.widened:
-            begin_to_read_all(self.builder, place, lines, NEARNESS)
+            begin_to_read_all(self.builder, place, lines, self.nearness)
             return
         # Where many vectors use what is widened, calculation decides: no more of it for addresses.
         to_next = self.builder.udiv(step, _LONG(lines))
         for _ in range(lines):
-            begin_to_read(self.builder, place, NEARNESS)
+            begin_to_read(self.builder, place, self.nearness)
             place = self.builder.add(place, to_next)
 
     def _at(self, address, offset, kind):

@@ -55,7 +55,7 @@ AHEAD = PAGES * PAGE if READS_PAGES else (512 if IS_ZEN_4 else 4096) if HAS_REGI
 
 PAIRS = 64  # of a block at a time, where they are used again and again: 16 KiB
 FEW_PAIRS = 32  # where they are used twice and wait for memory, or widened and take twice the room
-FEWEST_WIDENED = (1000 if BY_PAIRS else 3) if HAS_REGISTERS else 4
+FEWEST_WIDENED = (1000 if BY_PAIRS else 3) if HAS_REGISTERS else 6
 """Turns from which on a block's weights are widened once for all of them. In fewer each widens what
 it needs: that takes no longer than writing it down, and leaves more of the nearest cache to what
 comes from memory."""

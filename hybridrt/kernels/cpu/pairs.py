@@ -17,7 +17,9 @@ from hybridrt.kernels.cpu.vectors import (
     MULTIPLIES_PAIRS,
     all_lanes,
     call,
+    in_each_lane,
     narrow,
+    unknown,
 )
 
 BY_PAIRS = MULTIPLIES_PAIRS and IS_ZEN
@@ -27,6 +29,8 @@ long for a pair as for two products of float32: 0.5 a cycle beside 2."""
 _FLOATS, _PAIRS = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(INT32, LANES)
 _HALVES = ir.VectorType(ir.IntType(16), LANES)
 _ONES = all_lanes(0x3F803F80, _PAIRS)
+UPPER = all_lanes(-(1 << 16), _PAIRS)
+"""The bits of the second of each pair."""
 
 
 def add_product(builder: Any, total: Any, one: Any, other: Any, by_pairs: bool = BY_PAIRS) -> Any:
@@ -57,9 +61,24 @@ def add_halves(builder: Any, halves: Any, weights: Any, inputs: Any) -> None:
 
 def as_singles(builder: Any, pairs: Any) -> tuple[Any, Any]:
     """The first of each pair and the second, as float32."""
-    first = builder.shl(pairs, all_lanes(16, _PAIRS))
-    second = builder.and_(pairs, all_lanes(-(1 << 16), _PAIRS))
-    return builder.bitcast(first, _FLOATS), builder.bitcast(second, _FLOATS)
+    return first_of(builder, pairs), second_of(builder, pairs)
+
+
+def first_of(builder: Any, pairs: Any) -> Any:
+    """The first of each pair, as float32."""
+    return builder.bitcast(builder.shl(pairs, all_lanes(16, _PAIRS)), _FLOATS)
+
+
+def second_of(builder: Any, pairs: Any, upper: Any = UPPER) -> Any:
+    """The second of each pair, as float32; `upper` has their bits."""
+    return builder.bitcast(builder.and_(pairs, upper), _FLOATS)
+
+
+def unknown_upper(builder: Any) -> Any:
+    """`UPPER`, which LLVM takes for another: else it mixes pairs with zeros, for which AVX2 needs
+    them in a register. What is made before a loop stays there.
+    """
+    return in_each_lane(builder, unknown(builder, ir.Constant(INT32, -(1 << 16))))
 
 
 def next_to_each_other(builder: Any, one: Any, other: Any) -> tuple[Any, Any]:

@@ -106,6 +106,12 @@ def in_each_lane(builder: Any, value: Any) -> Any:
     return builder.shuffle_vector(first, empty, all_lanes(0, _INTS))
 
 
+def unknown(builder: Any, number: Any) -> Any:
+    """The same integer, which LLVM takes for another: it knows nothing about it."""
+    of = ir.FunctionType(number.type, [number.type])
+    return builder.asm(of, "", "=r,0", [number], False)
+
+
 def _address(builder: Any, pointer: Any, place: Any, of: Any) -> Any:
     return builder.bitcast(builder.gep(pointer, [place]), of.as_pointer())
 
