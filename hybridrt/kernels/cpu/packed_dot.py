@@ -55,8 +55,8 @@ NEARNESS = 2 if IS_ZEN_4 else ONCE
 they came later, as measured, above all where several vectors use them."""
 
 IN_PARTS = 2
-"""The same where parts of the outputs take turns at AVX2's registers. By the time the last part
-needs what was brought into the nearest cache alone some of it would have been driven out again."""
+"""The same where parts of the outputs take turns at AVX2's registers, as measured on Zen 1: what
+they use and what comes next fill the nearest cache."""
 
 WIDENED = 64
 """Pairs of each vector that are widened at once: what they become stays in the nearest cache."""
