@@ -14,10 +14,9 @@ from torch import nn
 
 from hybridrt.cache.plan import CachePlan
 from hybridrt.kernels.quantised_linear import QuantisedMatrices
-from hybridrt.layers.attention import Attention
 from hybridrt.layers.linear import Linear
-from hybridrt.layers.mla import MLA
 from hybridrt.layers.moe import Experts
+from hybridrt.measure.attended import attentions, prompt_operations, step_operations
 from hybridrt.measure.machine import Limits
 from hybridrt.models.causal_lm import CausalLM, Embedding
 
@@ -62,18 +61,19 @@ class Floor:
         self._multiplied = sum(weight.numbers for weight in weights) - self._logits
         for experts in self._experts:
             self._multiplied -= experts.num_weights * (1 - experts.per_token / experts.count)
-        self._attentions = [m for m in model.modules() if isinstance(m, Attention | MLA)]
+        self._attentions = list(attentions(model))
 
     def decode(self, batch: int, context: int) -> Work:
         """A step of sequences of so many cached tokens."""
         cached = batch * sum(layer.bytes_for(context) for layer in self._plan.layers)
         products = 2 * batch * (self._multiplied + self._logits)
+        products += batch * sum(step_operations(a, context) for a in self._attentions)
         return Work(self.weight_bytes(batch) + cached, products)
 
     def prefill(self, batch: int, tokens: int) -> Work:
         """To the first token of prompts of so many tokens, however they are put into steps."""
         products = 2 * batch * (tokens * self._multiplied + self._logits)
-        products += batch * sum(_attention_operations(a, tokens) for a in self._attentions)
+        products += batch * sum(prompt_operations(a, tokens) for a in self._attentions)
         return Work(self.weight_bytes(batch * tokens), products)
 
     def weight_bytes(self, tokens: int) -> float:
@@ -129,17 +129,3 @@ def _experts_per_token(moe: nn.Module) -> int:
         if count is not None:
             return count
     return 1
-
-
-def _attention_operations(layer: Attention | MLA, tokens: int) -> int:
-    """Of the products of every query with the keys and values that it sees."""
-    if isinstance(layer, MLA):
-        mla = layer.config
-        head, window = mla.qk_nope_head_dim + mla.qk_rope_head_dim + mla.v_head_dim, mla.window
-    else:
-        attention = layer.config
-        head, window = attention.head_dim + attention.value_dim, attention.window
-    seen = tokens * (tokens + 1) // 2
-    if window is not None:
-        seen = min(seen, tokens * window.size)
-    return 2 * layer.config.num_attention_heads * head * seen

@@ -1,7 +1,11 @@
-"""Tiles of bfloat16 by the instruction that multiplies pairs.
+"""Tiles of bfloat16 in each of their forms, wherever a processor can do it.
 
-It is tried wherever a processor has it; attention uses it where it is the faster way.
+Attention uses the one that is fastest there.
 """
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
 
 import numba
 import numpy as np
@@ -14,31 +18,44 @@ from torch import Tensor
 from hybridrt.kernels.cpu.attend_tile import TILE
 from hybridrt.kernels.cpu.pair_order import PAIRS
 from hybridrt.kernels.cpu.pair_tile import (
-    OF_MULTIPLIED,
+    MOST_SUMMED,
     Multiplied,
+    Tile,
+    Widened,
     make_add_values,
     make_score,
 )
+from hybridrt.kernels.cpu.pair_tile_halves import WidenedByHalves
 from hybridrt.kernels.cpu.vectors import MULTIPLIES_PAIRS
 from tests.harness.properties import bounded
 from tests.harness.tolerance import assert_close
 
-pytestmark = pytest.mark.skipif(not MULTIPLIES_PAIRS, reason="no instruction for pairs")
-
-HEADS = st.integers(1, len(OF_MULTIPLIED))
-_score, _add_values = make_score(Multiplied), make_add_values(Multiplied)
-
-
-@numba.njit
-def _run_score(heads, q, q_bytes, keys, places, size, more, more_places, more_size, scores):
-    _score(heads, q, q_bytes, keys, places, size, more, more_places, more_size, 0, 0, scores)
+_needs_pairs = pytest.mark.skipif(not MULTIPLIES_PAIRS, reason="no instruction for pairs")
+of_each_form = pytest.mark.parametrize(
+    "form", [pytest.param(Multiplied, marks=_needs_pairs), Widened, WidenedByHalves]
+)
 
 
-@numba.njit
-def _run_add_values(
-    heads, numbers, weights, kept, values, places, count, sums, sum_bytes
-):  # fmt: skip
-    _add_values(heads, numbers, weights, kept, values, places, count, 0, 0, sums, sum_bytes)
+@cache
+def _run_score(form: type[Tile]) -> Callable[..., None]:
+    score: Any = make_score(form)
+
+    @numba.njit
+    def run(heads, q, q_bytes, keys, places, size, more, more_places, more_size, scores):
+        score(heads, q, q_bytes, keys, places, size, more, more_places, more_size, 0, 0, scores)
+
+    return run
+
+
+@cache
+def _run_add_values(form: type[Tile]) -> Callable[..., None]:
+    add: Any = make_add_values(form)
+
+    @numba.njit
+    def run(heads, numbers, weights, kept, values, places, count, sums, sum_bytes):
+        add(heads, numbers, weights, kept, values, places, count, 0, 0, sums, sum_bytes)
+
+    return run
 
 
 def _drawn(seed: int, *shape: int) -> Tensor:
@@ -58,45 +75,63 @@ def _lines(size: int) -> int:
     return -(-size // PAIRS) * PAIRS
 
 
+def _split(rows: Tensor) -> Tensor:
+    """The first of each pair of a line before the others, or as many of them side by side again."""
+    return rows.unflatten(1, (-1, PAIRS // 2, 2)).transpose(2, 3).flatten(1).contiguous()
+
+
+def _joined(rows: Tensor) -> Tensor:
+    return rows.unflatten(1, (-1, 2, PAIRS // 2)).transpose(2, 3).flatten(1)
+
+
+@of_each_form
 @bounded(60)
-@given(heads=HEADS, size=st.integers(1, 100), more=st.integers(0, 70), seed=st.integers(0, 99))
-def test_scores_are_products(heads: int, size: int, more: int, seed: int) -> None:
-    tokens, width = OF_MULTIPLIED[heads - 1], _lines(size) + _lines(more)
+@given(data=st.data(), size=st.integers(1, 100), more=st.integers(0, 70), seed=st.integers(0, 99))
+def test_scores_are_products(
+    form: type[Tile], data: st.DataObject, size: int, more: int, seed: int
+) -> None:
+    heads = data.draw(st.integers(1, len(form.tokens)), "heads")
+    tokens, width = form.tokens[heads - 1], _lines(size) + _lines(more)
     q, keys = _drawn(seed, heads, size + more), _drawn(seed + 1, tokens, size + more)
     rows = torch.zeros(heads, width, dtype=torch.bfloat16)
     rows[:, :size] = q[:, :size]
     rows[:, _lines(size) : _lines(size) + more] = q[:, size:]
+    rows = rows if form is Multiplied else _split(rows.float())
     (first, places), (second, more_places) = _scattered(keys[:, :size]), _scattered(keys[:, size:])
     scores = torch.full((heads, TILE), torch.nan)
-    _run_score(
-        heads, rows.data_ptr(), 2 * width, first.data_ptr(), places.ctypes.data, size,
+    _run_score(form)(
+        heads, rows.data_ptr(), rows.itemsize * width, first.data_ptr(), places.ctypes.data, size,
         second.data_ptr(), more_places.ctypes.data, more, scores.data_ptr(),
     )  # fmt: skip
     assert_close(scores[:, :tokens], q.double() @ keys.double().T)
     assert scores[:, tokens:].isnan().all()
 
 
+@of_each_form
 @bounded(60)
 @given(
-    heads=HEADS,
+    heads=st.integers(1, MOST_SUMMED),
     numbers=st.integers(1, 2 * PAIRS),
     count=st.integers(1, TILE),
     seed=st.integers(0, 99),
 )
-def test_values_are_weighted_and_added(heads: int, numbers: int, count: int, seed: int) -> None:
-    numbers = 2 * PAIRS if numbers > PAIRS else numbers
+def test_values_are_weighted_and_added(
+    form: type[Tile], heads: int, numbers: int, count: int, seed: int
+) -> None:
+    if numbers > PAIRS:
+        numbers = PAIRS if form is WidenedByHalves and heads > 1 else 2 * PAIRS
     weights, values = _drawn(seed, heads, count), _drawn(seed + 1, count, numbers)
     rows = torch.full((heads, 2 * TILE), torch.nan, dtype=torch.bfloat16)
     rows[:, :count], rows[:, count : count + count % 2] = weights, 0
+    rows = rows if form is Multiplied else rows[:, :TILE].float().contiguous()
     memory, places = _scattered(values)
     places = np.append(places, places[-1])
-    kept, sums = torch.rand(heads), torch.randn(heads, _lines(numbers))
-    split = sums.view(heads, -1, 2, PAIRS // 2)  # the first of each pair before the others
-    before = split.transpose(2, 3).reshape(heads, -1).clone()
-    _run_add_values(
+    kept, before = torch.rand(heads), torch.randn(heads, _lines(numbers))
+    sums = _split(before)
+    _run_add_values(form)(
         heads, numbers, rows.data_ptr(), kept.data_ptr(), memory.data_ptr(), places.ctypes.data,
         count, sums.data_ptr(), 4 * sums.shape[1],
     )  # fmt: skip
     exact = kept[:, None].double() * before.double()
     exact[:, :numbers] += weights.double() @ values.double()
-    assert_close(split.transpose(2, 3).reshape(heads, -1), exact)
+    assert_close(_joined(sums), exact)

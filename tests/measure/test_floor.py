@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridrt import LLM
+from hybridrt.measure.attended import attentions, step_operations
 from hybridrt.measure.floor import Floor, RoutedExperts, Work
 from hybridrt.measure.machine import Limits
 
@@ -22,7 +23,10 @@ def test_a_decode_step_reads_every_weight_once_and_the_cache(llm: LLM) -> None:
     cached = llm.plan.bytes_per_token * 100 + llm.plan.bytes_per_sequence
     work = Floor(model, llm.plan).decode(3, 100)
     assert work.num_bytes == sum(p.nbytes for p in weights.values()) + 3 * cached
-    assert work.operations == 2 * 3 * sum(p.numel() for p in weights.values())
+    attended = sum(step_operations(layer, 100) for layer in attentions(model))
+    assert attended > 0
+    multiplied = 2 * sum(p.numel() for p in weights.values())
+    assert work.operations == 3 * (multiplied + attended)
 
 
 def test_attention_grows_with_the_square_of_a_prompt_and_all_with_the_batch(llm: LLM) -> None:

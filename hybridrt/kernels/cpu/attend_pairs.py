@@ -12,13 +12,12 @@ from hybridrt.kernels.cpu.jit import apart, inline, inner
 from hybridrt.kernels.cpu.pair_order import PAIRS, one_behind_another, side_by_side
 from hybridrt.kernels.cpu.pair_tile import (
     MOST_SUMMED,
-    OF_MULTIPLIED,
-    OF_WIDENED,
     Multiplied,
     Widened,
     make_add_values,
     make_score,
 )
+from hybridrt.kernels.cpu.pair_tile_halves import WidenedByHalves
 from hybridrt.kernels.cpu.pairs import BY_PAIRS
 from hybridrt.kernels.cpu.vector_math import mul, splat
 from hybridrt.kernels.cpu.vectors import (
@@ -43,8 +42,13 @@ with AMX, where weights, in larger runs, come as fast in a row."""
 TOGETHER = 8
 """Tokens whose keys all heads use one after the other."""
 
-_score, _score_by_pairs = make_score(Widened), make_score(Multiplied)
-_add, _add_by_pairs = make_add_values(Widened), make_add_values(Multiplied)
+_WIDENED = Widened if HAS_REGISTERS else WidenedByHalves
+
+OF_WIDENED, OF_MULTIPLIED = _WIDENED.tokens, Multiplied.tokens
+"""Tokens whose scores are taken at once, by the number of heads less one."""
+
+_score, _score_by_pairs = make_score(_WIDENED), make_score(Multiplied)
+_add, _add_by_pairs = make_add_values(_WIDENED), make_add_values(Multiplied)
 
 
 @inner

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hybridrt.kernels.cpu.attend_join import write
 from hybridrt.kernels.cpu.attend_pairs import (
+    OF_WIDENED,
     STEP,
     add_tile,
     join_pairs,
@@ -24,7 +25,6 @@ from hybridrt.kernels.cpu.attend_tile import TILE
 from hybridrt.kernels.cpu.bfloat16 import elements, halves, narrow, of_dtype, widen
 from hybridrt.kernels.cpu.jit import calls, inner
 from hybridrt.kernels.cpu.mla_project import ROWS, SMALL, multiples
-from hybridrt.kernels.cpu.pair_tile import OF_WIDENED
 from hybridrt.kernels.cpu.pairs import BY_PAIRS
 from hybridrt.kernels.cpu.share import share, sharing_kernel, threads_for
 from hybridrt.kernels.cpu.vectors import LANES, aligned, load_up_to, pointer, store_up_to

@@ -50,8 +50,8 @@ def _permute(builder, line, order):
 
 
 def add_lanes(builder: Any, vectors: Sequence[Any]) -> Any:
-    """The sums of the lanes of up to 16 vectors, a power of two, in a vector of as many lanes."""
-    placed, width = vectors, LANES
+    """The sums of the lanes of vectors, a power of two, no more than lanes: one behind another."""
+    placed, width = vectors, vectors[0].type.count
     while len(placed) > 1:
         half = len(placed) // 2
         placed = [
@@ -74,10 +74,11 @@ def add_lanes(builder: Any, vectors: Sequence[Any]) -> Any:
 
 def _join(builder: Any, a: Any, b: Any, width: int) -> Any:
     """In each run of `width` lanes, first those of `a` with its halves added, then those of `b`."""
-    half, lanes = width // 2, range(LANES)
-    as_they_are = [lane if lane % width < half else LANES + lane for lane in lanes]
-    others = [lane + half if lane % width < half else LANES + lane - half for lane in lanes]
+    count = a.type.count
+    half, lanes, of_mask = width // 2, range(count), ir.VectorType(INT32, count)
+    as_they_are = [lane if lane % width < half else count + lane for lane in lanes]
+    others = [lane + half if lane % width < half else count + lane - half for lane in lanes]
     parts = [
-        builder.shuffle_vector(a, b, ir.Constant(_WORDS, mask)) for mask in (as_they_are, others)
+        builder.shuffle_vector(a, b, ir.Constant(of_mask, mask)) for mask in (as_they_are, others)
     ]
     return builder.fadd(*parts)

@@ -14,6 +14,7 @@ Sums of values are in the order of widened numbers in both.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import contextmanager
 from typing import Any, no_type_check
 
 from llvmlite import ir
@@ -32,22 +33,14 @@ from hybridrt.kernels.cpu.vectors import (
     LANES,
     LINE,
     ONCE,
-    all_lanes,
     begin_to_read,
     call,
     in_each_lane,
 )
 
-OF_WIDENED = (16, 8, 4, 4, 4) if HAS_REGISTERS else (4, 2, 1, 1)
-"""Tokens at once, by the number of heads less one, and up to how many heads: as many sums as there
-are registers for beside queries, two of each: with more of them some go to the stack, and scores
-take longer. With AVX2 each is two of 16, else one of 32."""
-
-OF_MULTIPLIED = (16, 8, 8, 4, 4, 4)
-"""The same beside queries of a register each."""
-
-MOST_SUMMED = 6 if HAS_REGISTERS else 2
-"""Heads whose sums of a line of values, two vectors of each, stay in registers."""
+MOST_SUMMED = 6
+"""Heads whose sums of a line of values, two vectors of each, stay in registers: with AVX2 half a
+line at a time."""
 
 NEARNESS = 2 if IS_ZEN_4 or not IS_ZEN else 3 if HAS_REGISTERS else ONCE
 """How near what comes is brought. On AMD's processors into the nearest cache: what lies in the
@@ -105,16 +98,15 @@ def make_add_values(form: type["Tile"]) -> Callable[..., Any]:
     ):
         def code(context, builder, signature, args):
             heads, numbers, *rest = args
-            # With AVX-512 a line that is masked is read as fast as a whole one.
-            whole = (2,) if HAS_REGISTERS else (1, 2)
             for count in range(1, MOST_SUMMED + 1):
-                tile = form(builder, count)
                 with builder.if_then(builder.icmp_signed("==", heads, _LONG(count))):
-                    for lines in whole:
+                    tile = form(builder, count)
+                    for lines in tile.whole_lines:
                         is_so = builder.icmp_signed("==", numbers, _LONG(lines * PAIRS))
                         with builder.if_then(is_so):
                             tile.add_values(lines, None, *rest)
-                    is_part = builder.icmp_signed("<", numbers, _LONG(whole[0] * PAIRS))
+                    least = _LONG(tile.whole_lines[0] * PAIRS)
+                    is_part = builder.icmp_signed("<", numbers, least)
                     with builder.if_then(is_part):
                         tile.add_values(1, numbers, *rest)
             return context.get_dummy_value()
@@ -135,11 +127,23 @@ class Tile(ABC):
 
     Attributes:
         query_line: bytes of a query beside a line of keys.
-        tokens: of which scores are taken at once, by the number of heads less one.
+        tokens: of which scores are taken at once, by the number of heads less one, and up to how
+            many heads: as many as there are registers for their sums beside queries. With more
+            some go to the stack, and scores take longer.
+        lanes: of what a score's products are added up in.
     """
 
     query_line: int
     tokens: tuple[int, ...]
+    lanes = LANES
+
+    @property
+    def whole_lines(self) -> tuple[int, ...]:
+        """So many lines of values can be taken at once; fewer if they are masked.
+
+        With AVX-512 that takes as long as to read whole ones.
+        """
+        return (2,)
 
     @abstractmethod
     def _factors(self, query) -> Any:
@@ -160,7 +164,7 @@ class Tile(ABC):
         self, q, q_bytes, keys, places, size, more, more_places, more_size, ahead, leap, scores
     ):  # fmt: skip
         b, tokens = self.builder, range(self.tokens[len(self.heads) - 1])
-        totals = {(g, t): self._variable() for g in self.heads for t in tokens}
+        totals = {(g, t): self._variable(self.lanes) for g in self.heads for t in tokens}
         queries = [b.add(q, b.mul(q_bytes, _LONG(g))) for g in self.heads]
         self._add_keys(totals, queries, keys, places, size, ahead, leap)
         lines = b.udiv(b.add(size, _LONG(PAIRS - 1)), _LONG(PAIRS))
@@ -169,7 +173,7 @@ class Tile(ABC):
         found, count = [b.load(total) for total in totals.values()], len(tokens)
         first = 0
         while first < len(found):
-            some = 1 << (min(LANES, len(found) - first).bit_length() - 1)
+            some = 1 << (min(self.lanes, len(found) - first).bit_length() - 1)
             sums = add_lanes(b, found[first : first + some])
             for i in range(0, some, count):
                 part = ir.Constant(ir.VectorType(INT32, count), list(range(i, i + count)))
@@ -181,23 +185,25 @@ class Tile(ABC):
     def add_values(
         self, lines, numbers, weights, kept, values, places, count, ahead, leap, sums, sum_bytes
     ):  # fmt: skip
-        b, lines = self.builder, range(lines)
-        totals = {
-            (g, line): (self._variable(), self._variable()) for g in self.heads for line in lines
-        }
-        rows = [b.add(sums, b.mul(sum_bytes, _LONG(g))) for g in self.heads]
-        to = {
-            (g, line): [_at(b, rows[g], 4 * LANES * (2 * line + half), _FLOATS) for half in (0, 1)]
-            for g, line in totals
-        }
-        for (g, line), total in totals.items():
-            share = in_each_lane(b, b.load(_at(b, kept, 4 * g, _FLOAT)))
-            for place, half in zip(to[g, line], total, strict=True):
-                b.store(b.fmul(b.load(place, align=4), share), half)
-        self._add_tokens(totals, numbers, weights, values, places, count, ahead, leap)
+        offsets = [4 * LANES * i for i in range(2 * lines)]
+        with self._in_registers(offsets, LANES, kept, sums, sum_bytes) as totals:
+            self._add_tokens(totals, numbers, weights, values, places, count, ahead, leap)
+
+    @contextmanager
+    def _in_registers(self, offsets, lanes, kept, sums, sum_bytes):
+        """Brings what is kept of each head's sums, so many bytes behind where they begin, into
+        registers, and back at the end."""
+        b, to, totals = self.builder, {}, {}
+        for g in self.heads:
+            row = b.add(sums, b.mul(sum_bytes, _LONG(g)))
+            share = in_each_lane(b, b.load(_at(b, kept, 4 * g, _FLOAT)), lanes)
+            for i, offset in enumerate(offsets):
+                to[g, i] = _at(b, row, offset, ir.VectorType(_FLOAT, lanes))
+                totals[g, i] = self._variable(lanes)
+                b.store(b.fmul(b.load(to[g, i], align=4), share), totals[g, i])
+        yield totals
         for place, total in totals.items():
-            for into, half in zip(to[place], total, strict=True):
-                b.store(b.load(half), into, align=4)
+            b.store(b.load(total), to[place], align=4)
 
     def _add_keys(self, totals, queries, keys, places, size, *coming):
         b = self.builder
@@ -215,7 +221,7 @@ class Tile(ABC):
         offset = b.mul(line, _LONG(self.query_line))
         factors = [self._factors(b.add(query, offset)) for query in queries]
         # Token by token: what a line becomes leaves its registers to the next one.
-        for t in sorted({t for _, t in totals}):
+        for t in self._tokens_of(totals):
             begin_to_read(b, self._place(later, places, b.add(ahead, _LONG(t))), NEARNESS)
             loaded = self._line(self._place(keys, places, _LONG(t)), numbers)
             self._add_products([totals[g, t] for g in self.heads], factors, loaded)
@@ -248,15 +254,19 @@ class Tile(ABC):
         place = b.load(_at(b, b.add(places, b.mul(number, _LONG(8))), 0, _LONG))
         return b.add(pages, b.mul(place, _LONG(2)))
 
-    def _variable(self):
-        return alloca_once_value(self.builder, all_lanes(0.0))
+    def _tokens_of(self, totals):
+        return range(len(totals) // len(self.heads))
+
+    def _variable(self, lanes):
+        zeros = ir.Constant(ir.VectorType(_FLOAT, lanes), [0.0] * lanes)
+        return alloca_once_value(self.builder, zeros)
 
 
 @no_type_check
 class Widened(Tile):
     """Of float32 queries and weights."""
 
-    query_line, tokens = 4 * PAIRS, OF_WIDENED
+    query_line, tokens = 4 * PAIRS, (16, 8, 4, 4, 4)
 
     def _factors(self, query):
         b = self.builder
@@ -264,26 +274,34 @@ class Widened(Tile):
         return [b.load(place, align=4) for place in places]
 
     def _add_products(self, totals, factors, line):
-        for half, numbers in enumerate(as_singles(self.builder, line)):
+        for half, numbers in enumerate(self._singles(line)):
             for total, factor in zip(totals, factors, strict=True):
                 self._add(total, numbers, factor[half])
 
     def _add_tokens(self, totals, numbers, weights, values, places, count, ahead, leap):
-        b, lines = self.builder, sorted({line for _, line in totals})
+        b, lines = self.builder, len(totals) // len(self.heads) // 2
         with for_range(b, count) as loop:
-            read = values, places, loop.index, len(lines), numbers, ahead, leap
-            loaded = [as_singles(b, line) for line in self._read_values(*read)]
+            read = values, places, loop.index, lines, numbers, ahead, leap
+            loaded = [half for line in self._read_values(*read) for half in self._singles(line)]
             for g in self.heads:
-                at = b.add(b.mul(loop.index, _LONG(4)), _LONG(4 * TILE * g))
-                weight = in_each_lane(b, b.load(_at(b, b.add(weights, at), 0, _FLOAT)))
-                for line in lines:
-                    for half, total in zip(loaded[line], totals[g, line], strict=True):
-                        self._add(total, half, weight)
+                weight = in_each_lane(b, self._weight(weights, loop.index, g))
+                for i, half in enumerate(loaded):
+                    self._add(totals[g, i], half, weight)
+
+    def _weight(self, weights, token, head):
+        """A head's weight of a token."""
+        b = self.builder
+        at = b.add(b.mul(token, _LONG(4)), _LONG(4 * TILE * head))
+        return b.load(_at(b, b.add(weights, at), 0, _FLOAT))
+
+    def _singles(self, line):
+        """The first of each pair and the second, as float32."""
+        return as_singles(self.builder, line)
 
     def _add(self, total, one, other):
         b = self.builder
-        args = [one, other, b.load(total)]
-        b.store(call(b, f"llvm.fma.v{LANES}f32", _FLOATS, args), total)
+        name = f"llvm.fma.v{one.type.count}f32"
+        b.store(call(b, name, one.type, [one, other, b.load(total)]), total)
 
 
 @no_type_check
@@ -293,7 +311,7 @@ class Multiplied(Tile):
     Behind the last of an odd number of tokens its place is repeated, and a weight is 0.
     """
 
-    query_line, tokens = 2 * PAIRS, OF_MULTIPLIED
+    query_line, tokens = 2 * PAIRS, (16, 8, 8, 4, 4, 4)
 
     def _factors(self, query):
         return self.builder.load(_at(self.builder, query, 0, _WORDS), align=4)
@@ -304,7 +322,7 @@ class Multiplied(Tile):
             b.store(add_product(b, b.load(total), line, pairs, True), total)
 
     def _add_tokens(self, totals, numbers, weights, values, places, count, ahead, leap):
-        b, lines = self.builder, sorted({line for _, line in totals})
+        b, lines = self.builder, range(len(totals) // len(self.heads) // 2)
         with for_range(b, b.udiv(b.add(count, _LONG(1)), _LONG(2))) as loop:
             first = b.mul(loop.index, _LONG(2))
             tokens = [
@@ -316,5 +334,6 @@ class Multiplied(Tile):
                 at = b.add(b.mul(loop.index, _LONG(4)), _LONG(4 * TILE * g))
                 weight = in_each_lane(b, b.load(_at(b, b.add(weights, at), 0, INT32)))
                 for line in lines:
-                    for half, total in zip(loaded[line], totals[g, line], strict=True):
-                        b.store(add_product(b, b.load(total), half, weight, True), total)
+                    for half, pairs in enumerate(loaded[line]):
+                        total = totals[g, 2 * line + half]
+                        b.store(add_product(b, b.load(total), pairs, weight, True), total)

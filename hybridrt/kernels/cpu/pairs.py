@@ -29,7 +29,8 @@ long for a pair as for two products of float32: 0.5 a cycle beside 2."""
 _FLOATS, _PAIRS = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(INT32, LANES)
 _HALVES = ir.VectorType(ir.IntType(16), LANES)
 _ONES = all_lanes(0x3F803F80, _PAIRS)
-UPPER = all_lanes(-(1 << 16), _PAIRS)
+_UPPER_BITS = -(1 << 16)
+UPPER = all_lanes(_UPPER_BITS, _PAIRS)
 """The bits of the second of each pair."""
 
 
@@ -78,7 +79,7 @@ def unknown_upper(builder: Any) -> Any:
     """`UPPER`, which LLVM takes for another: else it mixes pairs with zeros, for which AVX2 needs
     them in a register. What is made before a loop stays there.
     """
-    return in_each_lane(builder, unknown(builder, ir.Constant(INT32, -(1 << 16))))
+    return in_each_lane(builder, unknown(builder, ir.Constant(INT32, _UPPER_BITS)))
 
 
 def next_to_each_other(builder: Any, one: Any, other: Any) -> tuple[Any, Any]:

@@ -98,12 +98,12 @@ def call(builder: Any, name: str, result: Any, args: list[Any], **flags: Any) ->
     return builder.call(function, args, **flags)
 
 
-def in_each_lane(builder: Any, value: Any) -> Any:
+def in_each_lane(builder: Any, value: Any, lanes: int = LANES) -> Any:
     """A vector with that value in each lane."""
-    of = ir.VectorType(value.type, LANES)
-    empty = ir.Constant(of, ir.Undefined)
+    empty = ir.Constant(ir.VectorType(value.type, lanes), ir.Undefined)
     first = builder.insert_element(empty, value, ir.Constant(INT32, 0))
-    return builder.shuffle_vector(first, empty, all_lanes(0, _INTS))
+    mask = ir.Constant(ir.VectorType(INT32, lanes), [0] * lanes)
+    return builder.shuffle_vector(first, empty, mask)
 
 
 def unknown(builder: Any, number: Any) -> Any:
